@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The job: what job.yaml says, checked and with defaults filled in. One option table (job_options.c)
+ * holds each option's name, type, bounds, default, whether it is frozen or live, and help; errors
+ * carry line and column, an unknown key is refused with the nearest known one.
+ */
+#ifndef BL_BASE_JOB_H
+#define BL_BASE_JOB_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+#define BL_JOB_NAME_MAX  64
+#define BL_PATH_MAX      1024
+#define BL_JOB_FILES_MAX 64
+#define BL_JOB_ROOTS_MAX 4
+#define BL_JOB_ARGS_MAX  64
+#define BL_JOB_BYTES_MAX (1024 * 1024) /* of a job file */
+
+struct bl_job_model {
+    uint32_t layers, dim, hidden, heads, kv_heads, vocab;
+    uint32_t tied; /* head shares the embedding's weights */
+    double rope_theta, norm_eps;
+};
+
+struct bl_job_train {
+    uint32_t global_batch; /* sequences a step over all lanes: lanes * m * micro_batch exactly */
+    uint32_t micro_batch;  /* sequences in one forward pass */
+    uint32_t seq_len;      /* tokens */
+    uint64_t steps;
+    double lr, lr_min, weight_decay, beta1, beta2, eps, clip; /* clip 0: none */
+    uint64_t warmup;     /* steps */
+    uint64_t seed;
+    uint64_t eval_every; /* steps; 0 never */
+    uint32_t eval_batches;
+    double eval_split;   /* last part of the data that is held out, 0 to 0.5 */
+    uint32_t reduction_fast; /* 0 exact (default), 1 fast */
+};
+
+struct bl_job_root {
+    char path[BL_PATH_MAX];
+    uint32_t shared; /* all nodes see the same directory */
+    uint64_t every;  /* steps between saves; 0 only on request and at the end */
+    uint32_t keep;   /* newest checkpoints kept */
+};
+
+struct bl_job_deadlines { /* milliseconds, before BELAY_TIME_SCALE */
+    uint32_t beat;       /* interval of reports and beats */
+    uint32_t lease;      /* node silent and no step progress */
+    uint32_t step_floor; /* a step is never called hung before */
+    uint32_t step_ceil;  /* nor allowed to take longer, whatever was learned */
+    uint32_t init_floor; /* until a started rank has joined */
+    uint32_t load;       /* loading state and building communicators */
+    uint32_t save;       /* one save from pin to commit */
+    uint32_t join;       /* all wanted ranks present in a new generation */
+    uint32_t restart;    /* how long recovery waits for an away daemon */
+    uint32_t grace;      /* park and leave before a kill */
+};
+
+struct bl_job {
+    char name[BL_JOB_NAME_MAX];
+    char run_dir[BL_PATH_MAX]; /* logs, metrics; absolute */
+    uint32_t ranks, lanes;
+    uint32_t nodes_min; /* placement.nodes: daemons that must be there before the run starts */
+    uint32_t tp, pp, zero;
+    struct bl_job_model model;
+    char data_files[BL_JOB_FILES_MAX][BL_PATH_MAX];
+    uint32_t data_file_count;
+    char tokenizer[32]; /* "bytes" */
+    struct bl_job_train train;
+    char backend[16]; /* auto | cpu | cuda */
+    uint32_t threads;  /* per rank */
+    uint64_t snapshot_every;     /* steps; 1 */
+    uint64_t snapshot_bytes_max; /* node memory budget for slots */
+    struct bl_job_root roots[BL_JOB_ROOTS_MAX];
+    uint32_t root_count;
+    char codec[16]; /* none (auto comes with the planes) */
+    struct bl_job_deadlines deadlines;
+    char command[BL_JOB_ARGS_MAX][BL_PATH_MAX]; /* the trainer's argv; empty: belay-train beside belayd */
+    uint32_t command_count;
+};
+
+/* Parses `text` (bytes long, at most BL_JOB_BYTES_MAX); `where` names it in errors
+ * ("job.yaml:12:3: ..."). Relative paths are taken from `base_dir`. All checks that need only the
+ * file are done (sums that must be exact, bounds); files are not opened. On error *ret is undefined
+ * and the code is BL_ECONFIG. */
+BL_MUST_CHECK int bl_job_parse(struct bl_job *ret, const char *text, size_t bytes,
+                               const char *where, const char *base_dir, struct bl_errmsg *msg);
+
+/* Reads and parses a job file; paths in it are relative to its own directory. */
+BL_MUST_CHECK int bl_job_load(struct bl_job *ret, const char *path, struct bl_errmsg *msg);
+
+/* The frozen job as JSON (owned, free()), canonical: sorted keys, all defaults written out. Parses
+ * back by bl_job_parse (JSON is YAML). NULL when out of memory. */
+char *bl_job_to_json(const struct bl_job *job);
+
+/* XXH3 over the canonical text of exactly those options that the arithmetic depends on: model,
+ * data, train, lanes, tp; not ranks, threads, paths of roots, deadlines. */
+uint64_t bl_job_function_digest(const struct bl_job *job);
+
+/* Multiplies by BELAY_TIME_SCALE (a positive decimal number in the environment, default 1). */
+uint64_t bl_time_scaled_ms(uint64_t ms);
+
+/* Prints the option table for `--help-job` and the manual page: name, type, bounds, default, help. */
+void bl_job_options_print(void *file /* FILE * */);
+
+#endif
