@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The checkpoint engine's library: save parts into an attempt, commit it, find what is there, load
+ * any layout from it, verify, retain. docs/format.md says what lies on disk.
+ *
+ * One save of a shared root, over the engines of all nodes:
+ *
+ *     every engine   ckpt_store_open, ckpt_attempt_begin, ckpt_save_part -> ckpt_part_result
+ *     one engine     ckpt_commit(all parts)             the rename in it is the commit
+ *                    ckpt_sweep, ckpt_verify, ckpt_retain
+ *
+ * Loading: ckpt_scan -> ckpt_scan_newest -> ckpt_load with the extents one wants.
+ *
+ * Threads: a store belongs to one thread at a time; several stores on one root, in one process or
+ * in many on many nodes, are what it is made for. Nothing here logs.
+ */
+#ifndef BL_CKPT_CKPT_H
+#define BL_CKPT_CKPT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/extent.h"
+#include "ckpt/manifest.h"
+
+struct ckpt_io;    /* ckpt/ckpt_io.h: all file operations, faults for tests */
+struct ckpt_store; /* a root, opened */
+
+#define CKPT_DIR_MAX     96 /* bytes of a checkpoint's directory name, with the NUL */
+#define CKPT_WHY_MAX     256
+#define CKPT_ENTRIES_MAX 65536 /* directories looked at in a root */
+
+/* ---- Opening a root ---- */
+
+struct ckpt_store_config {
+    const char *path;       /* of the root; absolute or not; borrowed for the call */
+    const char *run;        /* the run's id; NULL takes whatever run is there and only reads */
+    const char *node;       /* name of this node; needed for writing */
+    bool create;            /* make root and BELAY file when missing */
+    bool shared;            /* every node sees this directory */
+    uint32_t nodes;         /* nodes of the job; with !shared and nodes > 1: BL_ENOTBUILT */
+    uint64_t reserve_bytes; /* kept for the commit record; 0: none (readers) */
+    struct ckpt_io *io;     /* borrowed for the store's life; NULL: the real one */
+};
+
+/* Opens `path`. BL_EFOREIGN names the run that is there and the way out; -ENOENT when there is no
+ * root and create is false; BL_EVERSION for a newer format. *ret is owned: ckpt_store_close. */
+BL_MUST_CHECK int ckpt_store_open(struct ckpt_store **ret, const struct ckpt_store_config *config,
+                                  struct bl_errmsg *msg);
+void ckpt_store_close(struct ckpt_store *store);
+
+/* The run that the root belongs to; view of the store. */
+const char *ckpt_store_run(const struct ckpt_store *store);
+const char *ckpt_store_path(const struct ckpt_store *store);
+
+/* ---- Saving ---- */
+
+/* One try at saving one step. The leader draws the nonce; all engines of the save get the same. */
+struct ckpt_attempt {
+    uint64_t step, generation;
+    uint32_t attempt; /* counts from 1 */
+    uint64_t nonce;
+};
+
+/* Makes the attempt's directory, durably; another engine may have made it already. */
+BL_MUST_CHECK int ckpt_attempt_begin(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                                     struct bl_errmsg *msg);
+
+/* Where the data of a list of extents lies: element i of an extent at base + offset + i * bytes. */
+struct ckpt_source {
+    const struct bl_extent_list *list; /* borrowed for the call */
+    const void *base;                  /* borrowed; must not change during the call */
+};
+
+struct ckpt_part_job {
+    const char *name;                  /* "part-0003"; one writer only */
+    const struct ckpt_source *sources; /* an extent that several hold is written once */
+    uint32_t source_count;
+    const char *codec;                    /* NULL or "none"; "planes", "zstd": BL_ENOTBUILT */
+    const struct bl_state_digest *expect; /* NULL, or what the written extents must add up to */
+    const atomic_int *cancel;             /* NULL, or BL_EABORTED soon after it is non-zero */
+};
+
+enum ckpt_io_path { CKPT_IO_PWRITE, CKPT_IO_URING }; /* how the bytes went */
+
+struct ckpt_part_result {
+    char name[CKPT_PART_NAME_MAX];
+    uint64_t bytes, raw_bytes; /* of the part's file; the same with codec none */
+    uint64_t index_digest;
+    struct bl_state_digest state; /* of the extents written */
+    uint32_t extent_count;
+    enum ckpt_io_path path;
+    bool direct;     /* O_DIRECT */
+    bool registered; /* buffers registered with the ring */
+    bool recycled;   /* the file came out of .trash */
+    bool allocated;  /* its space was allocated before the first write */
+    char note[128];  /* why a slower path was taken, or "" */
+    uint64_t elapsed_us;
+};
+
+/* Writes and fsyncs `name`.safetensors and its index into the attempt's directory, and the
+ * directory. Errors name path and bytes; what it wrote is removed again where that is possible. A
+ * digest that is not `expect`: BL_EDIGEST, nothing left. Memory: the io's queue (16 MiB). */
+BL_MUST_CHECK int ckpt_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                                 const struct ckpt_part_job *job, struct ckpt_part_result *ret,
+                                 struct bl_errmsg *msg);
+
+struct ckpt_commit_result {
+    char dir[CKPT_DIR_MAX]; /* name in the root */
+    uint64_t manifest_digest;
+    bool already;      /* the step was there, complete, before: nothing changed */
+    bool hint_written; /* `latest` could be updated */
+    bool reserve_used; /* the disk was full; the reserve made it possible */
+};
+
+/* Commits: reads every part's index (its size and digest must be what `manifest->parts` says, and
+ * all parts together must hold every element and add up to manifest->state), writes the manifest
+ * and renames the attempt to its final name. The caller fills `manifest` but for parts[].held,
+ * saved_unix_s (when 0) and writer (when ""), which are filled here. Idempotent. After an error the
+ * attempt is still there: repeat, or ckpt_attempt_drop. */
+BL_MUST_CHECK int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                              struct ckpt_manifest *manifest, struct ckpt_commit_result *ret,
+                              struct bl_errmsg *msg);
+
+/* Moves an attempt that will not be committed to .trash; not being there is fine. */
+BL_MUST_CHECK int ckpt_attempt_drop(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                                    struct bl_errmsg *msg);
+
+/* ---- Finding ---- */
+
+enum ckpt_state {
+    CKPT_GOOD = 1, /* committed; manifest, parts, sizes and indexes check out */
+    CKPT_BROKEN,   /* has a committed name, but something is wrong: why */
+    CKPT_FOREIGN,  /* of another run */
+    CKPT_FORWARD,  /* an attempt with a valid manifest and all parts, of a crashed commit */
+    CKPT_LEFTOVER  /* an attempt without; being written, or dead */
+};
+
+struct ckpt_entry {
+    char dir[CKPT_DIR_MAX];
+    enum ckpt_state state;
+    uint64_t step, generation;
+    uint64_t line, samples, bytes, saved_unix_s; /* of GOOD and FORWARD; bytes over all parts */
+    uint32_t part_count, world;
+    double loss;
+    struct bl_state_digest digest;
+    uint64_t manifest_digest;
+    char why[CKPT_WHY_MAX];
+};
+
+struct ckpt_scan {
+    struct ckpt_entry *entries; /* owned; newest first: by step, then generation */
+    uint32_t count;
+};
+
+/* A plan that ended a line: states of a generation before `generation` count up to `step` only. */
+struct ckpt_cut {
+    uint64_t generation, step;
+};
+
+/* Looks at every checkpoint and attempt, and checks all but the parts' bytes themselves. A store
+ * opened for writing finishes FORWARD ones and they come back GOOD. */
+BL_MUST_CHECK int ckpt_scan(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg *msg);
+void ckpt_scan_close(struct ckpt_scan *scan);
+
+/* The newest good entry that `cuts` (may be NULL) admits; NULL when there is none. View of scan. */
+const struct ckpt_entry *ckpt_scan_newest(const struct ckpt_scan *scan, const struct ckpt_cut *cuts,
+                                          uint32_t cut_count);
+
+/* Reads a checkpoint's manifest with the parts' indexes checked (offsets filled).
+ * ckpt_manifest_close. */
+BL_MUST_CHECK int ckpt_manifest_load(struct ckpt_store *store, const char *dir,
+                                     struct ckpt_manifest *ret, struct bl_errmsg *msg);
+
+/* ---- Loading ---- */
+
+struct ckpt_dest {
+    const struct bl_extent_list *list; /* wanted; borrowed for the call */
+    void *base; /* element i of an extent goes to base + offset + i * bytes */
+};
+
+struct ckpt_load_result {
+    uint64_t bytes_read, bytes_wanted; /* from disk / into destinations */
+    enum ckpt_io_path path;
+    bool direct, registered;
+    uint64_t elapsed_us;
+};
+
+/* Fills every destination, reading each needed chunk once and checking its digest on the way.
+ * Destinations are undefined after an error. BL_ENOSTATE names a tensor that is not there whole;
+ * BL_EDIGEST names file, chunk and tensor; -errno names the path. */
+BL_MUST_CHECK int ckpt_load(struct ckpt_store *store, const char *dir,
+                            const struct ckpt_dest *dests, uint32_t dest_count,
+                            struct ckpt_load_result *ret, struct bl_errmsg *msg);
+
+/* ---- Verifying, keeping, cleaning ---- */
+
+struct ckpt_verify_job {
+    bool full; /* read every byte; else all but the parts' bytes */
+    void (*finding)(void *arg, const char *file, const char *text);       /* NULL: only counted */
+    void (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all); /* NULL, or per 4 MiB */
+    void *arg;
+    const atomic_int *cancel; /* NULL, or BL_EABORTED soon after it is non-zero */
+};
+
+struct ckpt_verify_result {
+    uint64_t findings;
+    uint64_t bytes_read;
+    uint32_t parts, tensors;
+};
+
+/* Checks one checkpoint, going on after findings. 0: looked at all of it (see findings); else it
+ * could not look: -errno. The first finding is also in msg. */
+BL_MUST_CHECK int ckpt_verify(struct ckpt_store *store, const char *dir,
+                              const struct ckpt_verify_job *job, struct ckpt_verify_result *ret,
+                              struct bl_errmsg *msg);
+
+struct ckpt_retain_result {
+    uint32_t kept, removed;
+};
+
+/* Keeps the `keep` newest good checkpoints that `cuts` admit, at least two; older good ones go to
+ * .trash (their files are recycled by later saves). Removes nothing unless as many newer ones check
+ * out now. Broken ones are left for a person, but for those older than every kept one. */
+BL_MUST_CHECK int ckpt_retain(struct ckpt_store *store, uint32_t keep, const struct ckpt_cut *cuts,
+                              uint32_t cut_count, struct ckpt_retain_result *ret,
+                              struct bl_errmsg *msg);
+
+/* Moves attempts to .trash that cannot be live: every one but `live` (may be NULL) of a generation
+ * up to `generation`; then empties .trash but for the files that the next save can recycle. */
+BL_MUST_CHECK int ckpt_sweep(struct ckpt_store *store, uint64_t generation,
+                             const struct ckpt_attempt *live, struct bl_errmsg *msg);
+
+#endif
