@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages as plain structs. The pure machines (daemon/core, wire/session) speak only these;
+ * codec.c turns them into protobuf (belay.proto) and back.
+ *
+ * The protocol is level-triggered: a message carries the sender's whole present view of what
+ * concerns the receiver, not a change. Lost, repeated, delayed and reordered messages are therefore
+ * harmless: `sequence` grows by one per message of a sender's incarnation, a receiver drops what is
+ * older than what it has, and everybody repeats its view on a timer and whenever it changes.
+ *
+ *      leader --directive--> member --rank_directive--> rank (session)
+ *      leader <---report---- member <---rank_report---- rank
+ *                                     rank <---vote---> rank
+ */
+#ifndef WIRE_MSG_H
+#define WIRE_MSG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/extent.h"
+
+#define WIRE_NODE_MAX     64    /* bytes of a node's name, with the NUL */
+#define WIRE_ENDPOINT_MAX 256   /* of a trainer's endpoint string */
+#define WIRE_ADDR_MAX     64    /* of "address:port" */
+#define WIRE_TEXT_MAX     256   /* of an error text */
+#define WIRE_DIR_MAX      128   /* of a checkpoint directory's name */
+#define WIRE_ROOT_MAX     1024  /* of a root's path */
+#define WIRE_RANKS_MAX    16384 /* of a job */
+#define WIRE_SLOTS_MAX    8     /* of an arena */
+#define WIRE_SAVES_MAX    8     /* attempts that a message names */
+
+/* Where a generation stands. OPEN, PLANNED and RUNNING are compare-and-swaps in the store before
+ * any message carries them. */
+enum wire_phase {
+    WIRE_PHASE_NONE = 0,    /* no generation yet */
+    WIRE_PHASE_OPEN = 1,    /* the former generation is being ended: park, report */
+    WIRE_PHASE_PLANNED = 2, /* members, step and sources are fixed: load, report ready */
+    WIRE_PHASE_RUNNING = 3, /* go */
+    WIRE_PHASE_DONE = 4     /* the run ended (finished, stopped or given up): leave */
+};
+
+/* How a run ended. */
+enum wire_verdict {
+    WIRE_VERDICT_NONE = 0,
+    WIRE_VERDICT_FINISHED = 1,    /* last step done, last save committed */
+    WIRE_VERDICT_STOPPED = 2,     /* by request; resumable */
+    WIRE_VERDICT_SAVE_FAILED = 3, /* last step done or stopped, but the last save failed */
+    WIRE_VERDICT_NO_PROGRESS = 4, /* the same crash at the same step three times */
+    WIRE_VERDICT_REFUSED = 5      /* could not start: text says why */
+};
+
+struct wire_member { /* one rank of a plan; its index in the plan is its rank */
+    uint64_t incarnation;
+    char node[WIRE_NODE_MAX];
+    char endpoint[WIRE_ENDPOINT_MAX]; /* of the trainer's communicator */
+    char vote_addr[WIRE_ADDR_MAX];    /* where its session listens for votes */
+};
+
+struct wire_copy { /* a sealed slot with (line, step) of the plan, a source for loading */
+    uint64_t arena;
+    uint32_t slot;
+    char node[WIRE_NODE_MAX];      /* whose memory holds it */
+    char bulk_addr[WIRE_ADDR_MAX]; /* of that node's bulk port */
+};
+
+struct wire_plan {
+    uint64_t generation;
+    uint64_t line;
+    uint64_t step;  /* s*: continue at step + 1 */
+    uint32_t fresh; /* nothing exists yet: step 0 is initialised by the trainer */
+    uint32_t world;
+    struct wire_member *members; /* owned; world entries */
+    uint32_t copy_count;
+    struct wire_copy *copies;      /* owned; nearest-first choice is the loader's */
+    char disk_root[WIRE_ROOT_MAX]; /* a committed checkpoint of s*, or "" */
+    char disk_dir[WIRE_DIR_MAX];
+    uint32_t digest_known;
+    struct bl_state_digest digest; /* of the whole state at s*, where known */
+    uint64_t comm_key[2];
+    uint64_t save_every; /* steps; 0 none */
+};
+
+void wire_plan_close(struct wire_plan *plan); /* frees the arrays; NULL is fine */
+BL_MUST_CHECK int wire_plan_copy(struct wire_plan *ret, const struct wire_plan *from);
+
+/* ---- what a slot says of itself (read from its header, see slot.h) ---- */
+
+enum wire_slot_state { WIRE_SLOT_FREE = 0, WIRE_SLOT_WRITING = 1, WIRE_SLOT_SEALED = 2 };
+
+struct wire_slot_info {
+    enum wire_slot_state state;
+    uint32_t pinned; /* held for a save of its step */
+    uint64_t generation, line, step;
+    struct bl_state_digest digest; /* of this slot's extents */
+};
+
+struct wire_arena_info {  /* one memfd with slots, of a live or dead rank */
+    uint64_t arena;       /* random id */
+    uint64_t incarnation; /* of the rank that writes or wrote it */
+    uint32_t slot_count;
+    struct wire_slot_info slots[WIRE_SLOTS_MAX];
+    struct bl_extent_list extents; /* owned; same for every slot; offsets from the slot's start */
+};
+
+/* ---- rank <-> its daemon ---- */
+
+enum wire_rank_state {
+    WIRE_RANK_STARTING = 0, /* process made, not yet heard of */
+    WIRE_RANK_JOINED = 1,   /* in no generation; waits for a plan */
+    WIRE_RANK_PARKED = 2,  /* left `generation - 1` or older for `generation`; inventory is valid */
+    WIRE_RANK_LOADING = 3, /* has the plan of `generation` */
+    WIRE_RANK_READY = 4,   /* loaded, communicators stand */
+    WIRE_RANK_RUNNING = 5, /* had go */
+    WIRE_RANK_LEAVING = 6, /* wants to leave; slots sealed */
+    WIRE_RANK_EXITED = 7   /* said by the daemon, never by the rank */
+};
+
+struct wire_rank_report { /* rank -> daemon */
+    uint64_t run, incarnation, sequence;
+    enum wire_rank_state state;
+    uint64_t generation;   /* the newest one that it acknowledges */
+    uint64_t applied_step; /* newest step applied and sealed in its own extents */
+    uint64_t voted_step;   /* newest step whose vote came back unanimous */
+    uint64_t arena;        /* its present arena, 0 none */
+    uint64_t function_id, probe;
+    char endpoint[WIRE_ENDPOINT_MAX];
+    char vote_addr[WIRE_ADDR_MAX];
+    uint64_t
+        failed_generation; /* loading, connecting or communicating failed in this one (0 none) */
+    int32_t failed_code;   /* a bl_error */
+    char failed_text[WIRE_TEXT_MAX];
+    struct bl_state_digest ready_digest; /* of its extents at s*, when READY */
+    uint64_t request_done;               /* newest request id whose flags came back in a vote */
+    uint64_t skipped_save; /* newest step whose save was skipped because no slot could be pinned */
+    uint32_t stop_flags; /* BELAY_VOTE_STOP / FINAL / GROW that came back at applied_step, else 0 */
+    int32_t leave_code;  /* when LEAVING */
+};
+
+struct wire_rank_directive { /* daemon -> rank */
+    uint64_t run, incarnation, sequence;
+    uint64_t generation;
+    enum wire_phase phase;
+    uint32_t
+        has_plan; /* PLANNED and RUNNING, when this process is a member; else it waits as a spare */
+    uint32_t rank;
+    struct wire_plan plan;  /* owned */
+    uint64_t request_id;    /* flags wanted in the next vote; given to rank 0 only */
+    uint32_t request_flags; /* BELAY_VOTE_SAVE, STOP, GROW */
+    uint64_t unpin_through; /* saves of steps up to this one are over: their pins go (0 none) */
+    uint32_t leave;         /* belay_leave may return */
+    uint32_t refused;       /* never to be a member: text says why */
+    char text[WIRE_TEXT_MAX];
+};
+
+void wire_rank_directive_close(struct wire_rank_directive *directive);
+
+/* ---- rank <-> rank ---- */
+
+struct wire_vote {
+    uint64_t run, generation, line, step;
+    uint32_t from;      /* rank */
+    uint32_t flags;     /* OR over the sender's subtree (up) or over all ranks (down) */
+    uint32_t is_result; /* down: every rank has voted */
+};
+
+/* ---- member daemon <-> leader ---- */
+
+struct wire_beat {    /* what the daemon reads in a rank's page */
+    uint32_t section; /* enum belay_section */
+    uint32_t waiting; /* inside a collective, waiting for others */
+    uint64_t step;
+    uint64_t collective;      /* sequence number of the newest collective entered */
+    uint64_t progress_age_ms; /* since section, step or collective last changed */
+    uint64_t alive_age_ms;    /* since its control thread last showed life */
+};
+
+struct wire_exit {
+    int32_t code;   /* exit status, or -1 when killed by a signal or unknown */
+    int32_t signal; /* 0 none */
+    uint32_t core;  /* dumped core */
+    uint32_t by_us; /* the daemon killed it on the leader's word */
+};
+
+struct wire_proc_report {         /* one process of a node */
+    struct wire_rank_report rank; /* the newest it sent; state as the daemon knows it */
+    uint32_t pid;
+    struct wire_beat beat;
+    struct wire_exit exit; /* when EXITED */
+    uint64_t started_ms;   /* age of the process */
+};
+
+enum wire_save_state {
+    WIRE_SAVE_NONE = 0,
+    WIRE_SAVE_WRITE = 1,     /* leader: write your part; member: is writing */
+    WIRE_SAVE_WRITTEN = 2,   /* member: part durable, `part_json` describes it */
+    WIRE_SAVE_FAILED = 3,    /* member: failed, text says why */
+    WIRE_SAVE_COMMITTED = 4, /* leader */
+    WIRE_SAVE_CANCELLED = 5  /* leader: given up; remove leftovers */
+};
+
+struct wire_save {    /* one attempt */
+    uint64_t attempt; /* random id; also the nonce of its directory */
+    uint64_t step, generation, line;
+    uint32_t root; /* index in the job's roots */
+    enum wire_save_state state;
+    char dir[WIRE_DIR_MAX]; /* of the attempt, below the root */
+    char *part_json;        /* owned, may be NULL; opaque to the machines */
+    char text[WIRE_TEXT_MAX];
+};
+
+struct wire_report { /* member -> leader */
+    char node[WIRE_NODE_MAX];
+    uint64_t node_incarnation, run, sequence;
+    uint64_t generation; /* newest directive seen */
+    enum wire_phase phase;
+    char bulk_addr[WIRE_ADDR_MAX];
+    uint32_t ranks_max; /* processes that it will host */
+    uint32_t proc_count;
+    struct wire_proc_report *procs; /* owned */
+    uint32_t arena_count;
+    struct wire_arena_info *arenas; /* owned; all arenas held, of live and dead ranks */
+    uint32_t save_count;
+    struct wire_save saves[WIRE_SAVES_MAX];
+};
+
+void wire_report_close(struct wire_report *report);
+
+struct wire_proc_order { /* what the leader wants of one process */
+    uint64_t incarnation;
+    uint32_t rank;   /* hint for names of logs; the plan's rank is what counts */
+    uint32_t kill;   /* else: run it (start it unless it ran before) */
+    uint32_t stacks; /* take its stacks before the kill */
+    uint32_t forget; /* exited and accounted for: release shim, forget */
+};
+
+struct wire_directive { /* leader -> member */
+    uint64_t run, head_epoch, leader_incarnation, sequence;
+    uint64_t generation;
+    enum wire_phase phase;
+    enum wire_verdict verdict; /* with DONE */
+    struct wire_plan plan;     /* owned; PLANNED and RUNNING */
+    uint32_t order_count;
+    struct wire_proc_order *orders; /* owned; of this node's processes */
+    uint32_t keep_count;
+    uint64_t *keep_arenas; /* owned; arenas of dead ranks that must be kept; others of dead ranks go
+                              (only valid in RUNNING and DONE) */
+    uint64_t request_id;
+    uint32_t request_flags;
+    uint64_t unpin_through;
+    uint32_t leave; /* ranks may leave */
+    uint32_t save_count;
+    struct wire_save saves[WIRE_SAVES_MAX];
+    uint32_t refused_count;
+    uint64_t *refused; /* owned; incarnations that may never be members (numeric probe) */
+    char text[WIRE_TEXT_MAX];
+    char *job_json; /* owned; the frozen job */
+};
+
+void wire_directive_close(struct wire_directive *directive);
+
+/* ---- the store's record of a run: one value, changed only by compare-and-swap ---- */
+
+struct wire_line_end { /* plan `generation` resumed at `step`: older generations' later copies are
+                          void */
+    uint64_t generation, step;
+};
+
+struct wire_record {
+    uint64_t run;
+    char name[64];
+    uint64_t head_epoch, leader_incarnation;
+    uint64_t generation;
+    enum wire_phase phase;
+    enum wire_verdict verdict;
+    uint64_t line;
+    struct wire_plan plan; /* owned; of PLANNED and RUNNING */
+    uint32_t line_end_count;
+    struct wire_line_end *line_ends; /* owned; oldest first, steps strictly increasing */
+    uint64_t function_id, probe;     /* of the first generation; 0 not yet known */
+    uint64_t committing_attempt, committing_step; /* a commit under way */
+    uint64_t committed_step;                      /* newest committed checkpoint; UINT64_MAX none */
+    uint64_t committed_generation;
+    uint64_t committed_digest; /* of its manifest */
+    char committed_dir[WIRE_DIR_MAX];
+    char cause[WIRE_TEXT_MAX]; /* why the generation was opened */
+    char *job_json;            /* owned */
+};
+
+void wire_record_close(struct wire_record *record);
+BL_MUST_CHECK int wire_record_copy(struct wire_record *ret, const struct wire_record *from);
+
+#endif
