@@ -8,7 +8,17 @@
  *
  *       D_k = sum over tensors t, elements i of  mix_k(XXH3(name_t), i, bits(t[i]))   mod 2^64
  *
- *   for k = 0, 1, where i is the row-major index in the logical (unsharded) tensor.
+ *   for k = 0, 1, where i is the row-major index in the logical (unsharded) tensor. With
+ *
+ *       S = 6a09e667f3bcc908, G = 3c6ef372fe94f82b (hexadecimal)
+ *
+ *       key     = (name_hash xor S) + i * G                       mod 2^64
+ *       product = (bits xor key) * (rotl64(key, 32) or 1)         all 128 bits: high, low
+ *       mix_0   = low xor high
+ *       mix_1   = low xor rotl64(high, 32)
+ *
+ *   Integers only, hence the same on every machine, compiler, vector width and device. It guards
+ *   against mistakes and decay, not against someone who wants two states to look alike.
  */
 #ifndef BL_BASE_DIGEST_H
 #define BL_BASE_DIGEST_H
@@ -25,7 +35,8 @@ struct bl_state_digest {
 
 /* Adds elements [first, first + count) of the logical tensor whose name hashes to `name_hash`
  * (bl_xxh3 of the name without its NUL). `bits` holds `count` elements of `elem_bytes` (1, 2, 4 or
- * 8) each, little-endian; a word is widened to 64 bits with zeros before it is mixed. Any thread. */
+ * 8) each, little-endian; a word is widened to 64 bits with zeros before it is mixed. Any thread.
+ */
 void bl_state_digest_add(struct bl_state_digest *digest, uint64_t name_hash, uint64_t first,
                          const void *bits, uint64_t count, uint32_t elem_bytes);
 

@@ -10,8 +10,8 @@
 
 #include <stddef.h>
 
-#define BL_MUST_CHECK     __attribute__((warn_unused_result))
-#define BL_PRINTF(f, a)   __attribute__((format(printf, f, a)))
+#define BL_MUST_CHECK   __attribute__((warn_unused_result))
+#define BL_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
 /* Our own codes: name, number, sentence. Numbers are never reused: they go over the wire. */
 #define BL_ERROR_CODES(X)                                                                          \

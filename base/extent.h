@@ -19,7 +19,15 @@
 #define BL_TENSOR_NAME_MAX 128 /* bytes, with the NUL */
 #define BL_TENSOR_DIMS_MAX 6
 
-enum bl_dtype { BL_F32 = 1, BL_BF16 = 2, BL_F16 = 3, BL_F64 = 4, BL_U8 = 5, BL_I32 = 6, BL_I64 = 7 };
+enum bl_dtype {
+    BL_F32 = 1,
+    BL_BF16 = 2,
+    BL_F16 = 3,
+    BL_F64 = 4,
+    BL_U8 = 5,
+    BL_I32 = 6,
+    BL_I64 = 7
+};
 
 /* Bytes of one element; 0 for an unknown dtype. */
 uint32_t bl_dtype_bytes(enum bl_dtype dtype);
@@ -28,7 +36,12 @@ const char *bl_dtype_name(enum bl_dtype dtype);
 /* The dtype of a safetensors name, or 0. */
 enum bl_dtype bl_dtype_parse(const char *name);
 
-enum bl_tensor_kind { BL_KIND_PARAM = 1, BL_KIND_MOMENT1 = 2, BL_KIND_MOMENT2 = 3, BL_KIND_OTHER = 4 };
+enum bl_tensor_kind {
+    BL_KIND_PARAM = 1,
+    BL_KIND_MOMENT1 = 2,
+    BL_KIND_MOMENT2 = 3,
+    BL_KIND_OTHER = 4
+};
 
 struct bl_tensor {
     char name[BL_TENSOR_NAME_MAX];
@@ -47,7 +60,7 @@ struct bl_extent {
     uint64_t hi[BL_TENSOR_DIMS_MAX]; /* box, exclusive */
     uint64_t flat_lo;                /* within the box's row-major order, inclusive */
     uint64_t flat_hi;                /* exclusive; the box's element count when not cut flat */
-    uint64_t offset;                 /* bytes: where its first element lies in the holder's buffer */
+    uint64_t offset; /* bytes: where its first element lies in the holder's buffer */
 };
 
 /* Sets `extent` to the flat range [flat_lo, flat_hi) of the whole tensor, offset 0. */
@@ -71,7 +84,8 @@ struct bl_extent_list {
 
 void bl_extent_list_close(struct bl_extent_list *list);
 /* Deep copy into an uninitialised `ret`. */
-BL_MUST_CHECK int bl_extent_list_copy(struct bl_extent_list *ret, const struct bl_extent_list *from);
+BL_MUST_CHECK int bl_extent_list_copy(struct bl_extent_list *ret,
+                                      const struct bl_extent_list *from);
 /* Appends the tensor unless one of that name is there; returns its index in *ret_index. A tensor of
  * the same name with other shape, dtype or kind: BL_EFORMAT. */
 BL_MUST_CHECK int bl_extent_list_tensor(struct bl_extent_list *list, const struct bl_tensor *tensor,
@@ -96,7 +110,7 @@ struct bl_run {
 struct bl_plan {
     struct bl_run *runs; /* owned; sorted by (src, src_offset) */
     size_t run_count;
-    uint64_t missing_elems; /* wanted elements that no source holds */
+    uint64_t missing_elems;                /* wanted elements that no source holds */
     char missing_name[BL_TENSOR_NAME_MAX]; /* the first tensor with a missing element, or "" */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The job: what job.yaml says, checked and with defaults filled in. One option table (job_options.c)
- * holds each option's name, type, bounds, default, whether it is frozen or live, and help; errors
- * carry line and column, an unknown key is refused with the nearest known one.
+ * The job: what job.yaml says, checked and with defaults filled in. One option table
+ * (job_options.c) holds each option's name, type, bounds, default, whether it is frozen or live,
+ * and help; errors carry line and column, an unknown key is refused with the nearest known one.
  */
 #ifndef BL_BASE_JOB_H
 #define BL_BASE_JOB_H
@@ -30,11 +30,11 @@ struct bl_job_train {
     uint32_t seq_len;      /* tokens */
     uint64_t steps;
     double lr, lr_min, weight_decay, beta1, beta2, eps, clip; /* clip 0: none */
-    uint64_t warmup;     /* steps */
+    uint64_t warmup;                                          /* steps */
     uint64_t seed;
     uint64_t eval_every; /* steps; 0 never */
     uint32_t eval_batches;
-    double eval_split;   /* last part of the data that is held out, 0 to 0.5 */
+    double eval_split;       /* last part of the data that is held out, 0 to 0.5 */
     uint32_t reduction_fast; /* 0 exact (default), 1 fast */
 };
 
@@ -46,16 +46,16 @@ struct bl_job_root {
 };
 
 struct bl_job_deadlines { /* milliseconds, before BELAY_TIME_SCALE */
-    uint32_t beat;       /* interval of reports and beats */
-    uint32_t lease;      /* node silent and no step progress */
-    uint32_t step_floor; /* a step is never called hung before */
-    uint32_t step_ceil;  /* nor allowed to take longer, whatever was learned */
-    uint32_t init_floor; /* until a started rank has joined */
-    uint32_t load;       /* loading state and building communicators */
-    uint32_t save;       /* one save from pin to commit */
-    uint32_t join;       /* all wanted ranks present in a new generation */
-    uint32_t restart;    /* how long recovery waits for an away daemon */
-    uint32_t grace;      /* park and leave before a kill */
+    uint32_t beat;        /* interval of reports and beats */
+    uint32_t lease;       /* node silent and no step progress */
+    uint32_t step_floor;  /* a step is never called hung before */
+    uint32_t step_ceil;   /* nor allowed to take longer, whatever was learned */
+    uint32_t init_floor;  /* until a started rank has joined */
+    uint32_t load;        /* loading state and building communicators */
+    uint32_t save;        /* one save from pin to commit */
+    uint32_t join;        /* all wanted ranks present in a new generation */
+    uint32_t restart;     /* how long recovery waits for an away daemon */
+    uint32_t grace;       /* park and leave before a kill */
 };
 
 struct bl_job {
@@ -69,15 +69,16 @@ struct bl_job {
     uint32_t data_file_count;
     char tokenizer[32]; /* "bytes" */
     struct bl_job_train train;
-    char backend[16]; /* auto | cpu | cuda */
-    uint32_t threads;  /* per rank */
+    char backend[16];            /* auto | cpu | cuda */
+    uint32_t threads;            /* per rank */
     uint64_t snapshot_every;     /* steps; 1 */
     uint64_t snapshot_bytes_max; /* node memory budget for slots */
     struct bl_job_root roots[BL_JOB_ROOTS_MAX];
     uint32_t root_count;
     char codec[16]; /* none (auto comes with the planes) */
     struct bl_job_deadlines deadlines;
-    char command[BL_JOB_ARGS_MAX][BL_PATH_MAX]; /* the trainer's argv; empty: belay-train beside belayd */
+    char command[BL_JOB_ARGS_MAX]
+                [BL_PATH_MAX]; /* the trainer's argv; empty: belay-train beside belayd */
     uint32_t command_count;
 };
 
@@ -102,7 +103,8 @@ uint64_t bl_job_function_digest(const struct bl_job *job);
 /* Multiplies by BELAY_TIME_SCALE (a positive decimal number in the environment, default 1). */
 uint64_t bl_time_scaled_ms(uint64_t ms);
 
-/* Prints the option table for `--help-job` and the manual page: name, type, bounds, default, help. */
+/* Prints the option table for `--help-job` and the manual page: name, type, bounds, default, help.
+ */
 void bl_job_options_print(void *file /* FILE * */);
 
 #endif
