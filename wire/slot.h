@@ -33,7 +33,7 @@ struct wire_slot_header {   /* two cache lines */
     uint64_t run, incarnation, generation, line, step;
     uint64_t digest[2];
     _Atomic uint64_t check; /* XXH3 of all above as published (pinned not counted) */
-    uint64_t reserved[6];
+    uint64_t reserved[7];
 };
 _Static_assert(sizeof(struct wire_slot_header) == 128, "two cache lines");
 
