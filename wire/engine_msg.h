@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Messages between a daemon and its engine, over a socket pair. Each question has one answer, in
+ * any order; `attempt` (saves) and `request` (scans, loads) match them. Arenas come as file
+ * descriptors beside the frame; the engine maps them, reads their headers itself and closes them
+ * when the answer is out.
+ */
+#ifndef WIRE_ENGINE_MSG_H
+#define WIRE_ENGINE_MSG_H
+
+#include "wire/edge.h"
+
+struct wire_engine_hello { /* the engine's first frame */
+    uint32_t version;
+    char build[WIRE_BUILD_MAX];
+    uint32_t pid;
+};
+
+struct wire_engine_root {
+    char path[WIRE_ROOT_MAX];
+    uint64_t run;             /* 0: whatever is there (reading) */
+    char node[WIRE_NODE_MAX]; /* that writes */
+    uint32_t nodes;           /* of the job */
+    uint32_t shared;          /* all nodes see the same directory */
+    uint32_t create;          /* make it when it is missing */
+    uint64_t reserve_bytes;   /* kept for the commit record */
+};
+
+struct wire_engine_attempt {
+    uint64_t attempt; /* random id, the nonce of the directory */
+    uint64_t step, generation, line;
+    uint32_t count;         /* the first attempt at this step is 1 */
+    char dir[WIRE_DIR_MAX]; /* of the attempt, below the root, where the leader named it */
+};
+
+struct wire_engine_arena {
+    uint64_t arena;
+    uint32_t slot; /* the one to write: sealed with (line, step) of the attempt, else BL_ENOSTATE */
+    uint32_t fd_index;
+};
+
+struct wire_engine_write {
+    struct wire_engine_root root;
+    struct wire_engine_attempt attempt;
+    char part[WIRE_PART_MAX];   /* "part-0003" */
+    char codec[WIRE_CODEC_MAX]; /* "none" */
+    uint32_t arena_count;
+    struct wire_engine_arena arenas[WIRE_FDS_MAX];
+};
+
+struct wire_engine_written { /* rc 0: durable */
+    uint64_t attempt;
+    int32_t rc;
+    char text[WIRE_REASON_MAX];
+    char *part_json; /* owned; the part's description, for the manifest */
+    uint64_t bytes, elapsed_ms;
+};
+
+struct wire_engine_part {
+    char *part_json; /* owned; as an engine's written said */
+};
+
+struct wire_engine_commit { /* write the manifest and rename; then sweep and retain */
+    struct wire_engine_root root;
+    struct wire_engine_attempt attempt;
+    char final_dir[WIRE_DIR_MAX]; /* "" leaves the name to the engine */
+    char *manifest_json;          /* owned; what the parts do not say: job, world, lanes, ... */
+    uint32_t keep;                /* newest checkpoints kept; 0 all */
+    uint32_t part_count;
+    struct wire_engine_part *parts; /* owned */
+};
+
+struct wire_engine_committed { /* rc 0: the checkpoint is there for good */
+    uint64_t attempt;
+    int32_t rc;
+    char text[WIRE_REASON_MAX];
+    uint64_t manifest_digest;
+    char dir[WIRE_DIR_MAX]; /* its name below the root */
+    uint64_t elapsed_ms;
+};
+
+struct wire_engine_cancel { /* stop the write of it, if one runs, and remove what it left */
+    struct wire_engine_root root;
+    struct wire_engine_attempt attempt;
+};
+
+struct wire_engine_cancelled {
+    uint64_t attempt;
+    int32_t rc;
+    char text[WIRE_REASON_MAX];
+};
+
+struct wire_engine_scan { /* which checkpoints are there */
+    uint64_t request;
+    struct wire_engine_root root;
+};
+
+struct wire_engine_checkpoint {
+    char dir[WIRE_DIR_MAX];
+    uint64_t step, generation, line;
+    struct bl_state_digest digest; /* of the whole state */
+    uint64_t manifest_digest;
+    uint64_t bytes, saved_unix_s;
+    uint64_t function_id;
+    char *job_json; /* owned; only of the newest, else NULL */
+};
+
+struct wire_engine_scanned {
+    uint64_t request;
+    int32_t rc; /* BL_EFOREIGN: the root is another run's, text says so; -ENOENT: no root */
+    char text[WIRE_REASON_MAX];
+    char run_text[64]; /* the run id that the root carries */
+    uint64_t run;      /* the same as a number, where it is one of ours */
+    uint32_t checkpoint_count;
+    struct wire_engine_checkpoint *checkpoints; /* owned; good ones, newest first */
+};
+
+struct wire_engine_load { /* with the arena's fd, writable: fill a slot's extents from disk */
+    uint64_t request;
+    struct wire_engine_root root;
+    char dir[WIRE_DIR_MAX];
+    uint64_t arena;
+    uint32_t slot;
+    uint64_t data_offset; /* bytes in the arena where the slot's data begins */
+    struct bl_extent_list extents;
+};
+
+struct wire_engine_loaded {
+    uint64_t request;
+    int32_t rc;
+    char text[WIRE_REASON_MAX];
+    uint64_t bytes, elapsed_ms;
+};
+
+#endif
