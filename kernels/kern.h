@@ -93,7 +93,7 @@ void kern_rmsnorm_backward(struct kern_pool *pool, float *dx, float *dweight, co
 /* ---- rotary positions (Su et al. 2021), the two halves of a head rotated against each other as
  * in the Hugging Face weights ---- */
 
-/* table[T, D/2, 2] = cos and sin of t * theta^(-2i/D), in fp64, rounded once. D even. */
+/* table[T, 2, D/2]: cosines, then sines of t * theta^(-2i/D), in fp64, rounded once. D even. */
 void kern_rope_table(float *table, uint32_t t_count, uint32_t head_dim, double theta);
 /* In place on x[B,T,H,D]: position of row n is pos + n mod t_count; (a, b) = (x[i], x[i + D/2])
  * becomes (a cos - b sin, b cos + a sin). */

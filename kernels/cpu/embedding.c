@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Embedding: out[N,C] = weight[token[n],:]; backward adds rows back in the order of n. Backward is
+ * cut by columns, so that rows of one token meet in one task.
+ */
+#include "kernels/kern.h"
+
+#include <string.h>
+
+#include "kernels/cpu/split.h"
+
+#define COLUMNS 64
+
+struct embedding_job {
+    float *out; /* forward: out, backward: dweight */
+    const float *in;
+    const int32_t *tokens;
+    uint32_t n, c;
+    struct kern_split split;
+};
+
+static void forward_task(void *arg, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct embedding_job *job = arg;
+    size_t end = kern_split_end(&job->split, task);
+    for (size_t i = kern_split_first(&job->split, task); i < end; i++) {
+        memcpy(job->out + i * job->c, job->in + (size_t)job->tokens[i] * job->c,
+               job->c * sizeof(float));
+    }
+}
+
+void kern_embedding_forward(struct kern_pool *pool, float *out, const int32_t *tokens,
+                            const float *weight, uint32_t n, uint32_t c)
+{
+    struct embedding_job job = {out, weight, tokens, n, c, kern_split_make(n, kern_split_rows(c))};
+    kern_pool_run(pool, forward_task, &job, kern_split_tasks(&job.split));
+}
+
+static void backward_task(void *arg, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct embedding_job *job = arg;
+    size_t first = kern_split_first(&job->split, task), end = kern_split_end(&job->split, task);
+    for (size_t i = 0; i < job->n; i++) {
+        float *to = job->out + (size_t)job->tokens[i] * job->c;
+        const float *from = job->in + i * job->c;
+        for (size_t j = first; j < end; j++) {
+            to[j] += from[j];
+        }
+    }
+}
+
+void kern_embedding_backward(struct kern_pool *pool, float *dweight, const float *dout,
+                             const int32_t *tokens, uint32_t n, uint32_t c, uint32_t vocab, int add)
+{
+    if (!add) {
+        memset(dweight, 0, (size_t)vocab * c * sizeof(float));
+    }
+    struct embedding_job job = {dweight, dout, tokens, n, c, kern_split_make(c, COLUMNS)};
+    kern_pool_run(pool, backward_task, &job, kern_split_tasks(&job.split));
+}
