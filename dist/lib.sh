@@ -41,9 +41,9 @@ bl_probe() {
 
 # bl_packages_missing how GROUP...: package names, one a line. `how` is dpkg or probe.
 bl_packages_missing() {
-    local how=$1 package group probe rest
+    local how=$1 package probe
     shift
-    while read -r package group probe rest; do
+    while read -r package _ probe _; do
         if [ "$how" = dpkg ]; then
             [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
                 echo "$package"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The scripts pass shellcheck.
+set -euo pipefail
+# shellcheck source=tests/style/lib.sh
+. "$(dirname "$0")/lib.sh"
+command -v shellcheck >/dev/null || {
+    echo "skip: shellcheck is not installed"
+    exit 77
+}
+mapfile -t scripts < <(style_scripts)
+cd "$style_root"
+shellcheck -x -s bash "${scripts[@]}" || style_complain "shellcheck complains"
+style_end "${#scripts[@]} scripts"
