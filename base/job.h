@@ -7,8 +7,10 @@
 #ifndef BL_BASE_JOB_H
 #define BL_BASE_JOB_H
 
+#include <stddef.h>
 #include <stdint.h>
 
+#include "base/clock.h" /* bl_time_scaled_ms, for the deadlines */
 #include "base/error.h"
 
 #define BL_JOB_NAME_MAX  64
@@ -99,9 +101,6 @@ char *bl_job_to_json(const struct bl_job *job);
 /* XXH3 over the canonical text of exactly those options that the arithmetic depends on: model,
  * data, train, lanes, tp; not ranks, threads, paths of roots, deadlines. */
 uint64_t bl_job_function_digest(const struct bl_job *job);
-
-/* Multiplies by BELAY_TIME_SCALE (a positive decimal number in the environment, default 1). */
-uint64_t bl_time_scaled_ms(uint64_t ms);
 
 /* Prints the option table for `--help-job` and the manual page: name, type, bounds, default, help.
  */
