@@ -144,7 +144,7 @@ void kern_matmul_dw(struct kern_pool *pool, float *dw, const float *dy, const fl
 
 /* ---- SwiGLU (Shazeer 2020), elementwise over count ---- */
 
-/* out = gate / (1 + exp(-gate)) * up */
+/* out = gate / (1 + exp(-gate)) * up; out may be gate or up. */
 void kern_swiglu_forward(struct kern_pool *pool, float *out, const float *gate, const float *up,
                          size_t count);
 /* With s = 1 / (1 + exp(-gate)): dup = dout * gate * s; dgate = dout * up * s * (1 + gate * (1 -

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/adamw.h"
 
+#include <string.h>
+
 #include "kernels/cpu/split.h"
 #include "kernels/fmath.h"
 
@@ -28,18 +30,39 @@ void kern_adamw_step_init(struct kern_adamw_step *ret, uint64_t step, double lr,
     ret->grad_scale = grad_scale;
 }
 
+/* Elements pass through these, so that an output which is its own input does not hide from the
+ * compiler that the loop has no dependence. */
+#define CHUNK 64U
+
+struct chunk {
+    float param[CHUNK], m[CHUNK], v[CHUNK], grad[CHUNK];
+};
+
+static void adamw_chunk(const struct adamw_job *job, size_t first, size_t count)
+{
+    struct chunk in, out;
+    memcpy(in.param, job->param + first, count * sizeof(float));
+    memcpy(in.m, job->m + first, count * sizeof(float));
+    memcpy(in.v, job->v + first, count * sizeof(float));
+    memcpy(in.grad, job->grad + first, count * sizeof(float));
+    for (size_t i = 0; i < count; i++) {
+        kern_adamw_element(&out.param[i], &out.m[i], &out.v[i], in.param[i], in.m[i], in.v[i],
+                           in.grad[i], job->step, job->weight_decay);
+    }
+    memcpy(job->out_param + first, out.param, count * sizeof(float));
+    memcpy(job->out_m + first, out.m, count * sizeof(float));
+    memcpy(job->out_v + first, out.v, count * sizeof(float));
+}
+
 static void adamw_task(void *arg, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const struct adamw_job *job = arg;
-    const struct kern_adamw_step step = *job->step;
-    size_t end = kern_split_end(&job->split, task);
-    float *out_param = job->out_param, *out_m = job->out_m, *out_v = job->out_v;
-    const float *param = job->param, *m = job->m, *v = job->v, *grad = job->grad;
-    for (size_t i = kern_split_first(&job->split, task); i < end; i++) {
-        kern_adamw_element(out_param + i, out_m + i, out_v + i, param[i], m[i], v[i], grad[i],
-                           &step, job->weight_decay);
+    size_t i = kern_split_first(&job->split, task), end = kern_split_end(&job->split, task);
+    for (; i + CHUNK <= end; i += CHUNK) {
+        adamw_chunk(job, i, CHUNK);
     }
+    adamw_chunk(job, i, end - i);
 }
 
 void kern_adamw(struct kern_pool *pool, float *out_param, float *out_m, float *out_v,

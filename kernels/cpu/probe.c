@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The numeric probe: every kernel on counter-made input, digested. Nodes that compute alike get the
+ * same number whatever their threads; a node with another BLAS core or library does not.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/digest.h"
+#include "kernels/kern.h"
+
+#define ROWS_MAX   512U
+#define WORK_MAX   (48ULL << 20) /* multiply-adds of one product: about a millisecond */
+#define SMALL      96U           /* width of the small operations */
+#define SMALL_ROWS 80U
+#define VOCAB      5003U /* crosses a block of the cross-entropy and ends in a part of a vector */
+
+struct probe {
+    struct kern_pool *pool;
+    uint64_t digest;
+    float *memory; /* owned */
+};
+
+/* Numbers in [-1, 1) with 23 bits, from a counter. */
+static void fill(float *x, size_t count, uint64_t key)
+{
+    for (size_t i = 0; i < count; i++) {
+        x[i] = (float)(int32_t)(kern_rng_bits(key, i) >> 40) * 0x1.0p-23f - 1.0f;
+    }
+}
+
+static void take(struct probe *probe, const void *data, size_t bytes)
+{
+    probe->digest = bl_mix64(probe->digest ^ bl_xxh3(data, bytes));
+}
+
+/* The part of a product that is tried: fewer rows, then fewer outputs. */
+static struct kern_matmul_shape tried(struct kern_matmul_shape s)
+{
+    s.n = s.n > ROWS_MAX ? ROWS_MAX : s.n;
+    while (s.n > 32 && (uint64_t)s.n * s.i * s.o > WORK_MAX) {
+        s.n /= 2;
+    }
+    while (s.o > 64 && (uint64_t)s.n * s.i * s.o > WORK_MAX) {
+        s.o /= 2;
+    }
+    return s;
+}
+
+static int probe_matmul(struct probe *probe, struct kern_matmul_shape s)
+{
+    size_t nx = (size_t)s.n * s.i, nw = (size_t)s.o * s.i, ny = (size_t)s.n * s.o;
+    float *memory = malloc(2 * (nx + nw + ny) * sizeof(float));
+    if (memory == NULL) {
+        return -ENOMEM;
+    }
+    float *x = memory, *w = x + nx, *y = w + nw, *dx = y + ny, *dw = dx + nx, *dy = dw + nw;
+    fill(x, nx, 1);
+    fill(w, nw, 2);
+    fill(dy, ny, 3);
+    kern_matmul_forward(probe->pool, y, x, w, s, 0);
+    kern_matmul_dx(probe->pool, dx, dy, w, s, 0);
+    kern_matmul_dw(probe->pool, dw, dy, x, s, 0);
+    kern_matmul_dw(probe->pool, dw, dy, x, s, 1);
+    take(probe, y, ny * sizeof(float));
+    take(probe, dx, nx * sizeof(float));
+    take(probe, dw, nw * sizeof(float));
+    free(memory);
+    return 0;
+}
+
+static void probe_norm_rope(struct probe *probe)
+{
+    size_t count = (size_t)SMALL_ROWS * SMALL;
+    float *x = probe->memory, *out = x + count, *dx = out + count, *w = dx + count;
+    float *dw = w + SMALL, *rstd = dw + SMALL, *table = rstd + SMALL_ROWS;
+    fill(x, count, 4);
+    fill(w, SMALL, 5);
+    fill(dx, count, 6);
+    kern_rmsnorm_forward(probe->pool, out, rstd, x, w, SMALL_ROWS, SMALL, 1e-5f);
+    kern_rmsnorm_backward(probe->pool, dx, dw, out, x, w, rstd, SMALL_ROWS, SMALL, 0);
+    kern_rope_table(table, SMALL_ROWS, SMALL / 4, 10000.0);
+    kern_rope_forward(probe->pool, out, table, SMALL_ROWS, SMALL_ROWS, 4, SMALL / 4, 0);
+    kern_rope_backward(probe->pool, dx, table, SMALL_ROWS, SMALL_ROWS, 4, SMALL / 4);
+    take(probe, out, count * sizeof(float));
+    take(probe, dx, count * sizeof(float));
+    take(probe, dw, SMALL * sizeof(float));
+}
+
+static void probe_attention(struct probe *probe)
+{
+    struct kern_attention_shape shape = {.batch = 1,
+                                         .q_len = SMALL_ROWS,
+                                         .kv_len = SMALL_ROWS,
+                                         .heads = 4,
+                                         .kv_heads = 2,
+                                         .head_dim = SMALL / 4};
+    size_t nq = (size_t)SMALL_ROWS * SMALL, nk = nq / 2;
+    float *q = probe->memory, *k = q + nq, *v = k + nk, *out = v + nk, *dq = out + nq;
+    float *dk = dq + nq, *dv = dk + nk, *stats = dv + nk, *scratch = stats + SMALL_ROWS * 8;
+    fill(q, nq, 7);
+    fill(k, nk, 8);
+    fill(v, nk, 9);
+    kern_attention_forward(probe->pool, out, stats, q, k, v, scratch, &shape);
+    kern_attention_backward(probe->pool, dq, dk, dv, out, out, stats, q, k, v, scratch, &shape);
+    take(probe, out, nq * sizeof(float));
+    take(probe, dq, nq * sizeof(float));
+    take(probe, dk, nk * sizeof(float));
+    take(probe, dv, nk * sizeof(float));
+}
+
+static void probe_elementwise(struct probe *probe)
+{
+    size_t count = VOCAB;
+    float *a = probe->memory, *b = a + count, *c = b + count, *d = c + count, *e = d + count;
+    double sums[2], loss[1];
+    int32_t target = 3;
+    uint64_t counted;
+    struct kern_adamw_step step;
+    fill(a, count, 10);
+    fill(b, count, 11);
+    fill(e, count, 12);
+    kern_swiglu_forward(probe->pool, c, a, b, count);
+    kern_swiglu_backward(probe->pool, a, b, e, a, b, count);
+    take(probe, c, count * sizeof(float));
+    kern_add(probe->pool, d, a, b, count);
+    kern_scale(probe->pool, d, 0.3f, count);
+    kern_sumsq_blocks(probe->pool, sums, d, count);
+    take(probe, sums, sizeof sums);
+    kern_rng_normal(probe->pool, c, 13, 1, count, 0.02);
+    kern_adamw_step_init(&step, 3, 1e-3, 0.9, 0.95, 1e-8, 0.7f);
+    memset(b, 0, count * sizeof *b);
+    memset(e, 0, count * sizeof *e);
+    kern_adamw(probe->pool, c, b, e, c, b, e, d, count, &step, 0.1f);
+    take(probe, c, count * sizeof(float));
+    loss[0] = kern_cross_entropy(probe->pool, a, sums, &target, 1, VOCAB, 1, &counted);
+    take(probe, loss, sizeof loss);
+    take(probe, a, count * sizeof(float));
+}
+
+int kern_probe(struct kern_pool *pool, const struct kern_matmul_shape *shapes, uint32_t shape_count,
+               uint64_t *ret_digest, struct bl_errmsg *msg)
+{
+    struct kern_attention_shape widest = {.batch = 1,
+                                          .q_len = SMALL_ROWS,
+                                          .kv_len = SMALL_ROWS,
+                                          .heads = 4,
+                                          .kv_heads = 2,
+                                          .head_dim = SMALL / 4};
+    size_t elems = 8ULL * SMALL_ROWS * SMALL + 8ULL * SMALL_ROWS + 6ULL * VOCAB +
+                   kern_attention_scratch(&widest, kern_pool_threads(pool));
+    struct probe probe = {pool, 0, malloc(elems * sizeof(float))};
+    int rc = probe.memory == NULL ? -ENOMEM : 0;
+    for (uint32_t i = 0; i < shape_count && rc == 0; i++) {
+        rc = probe_matmul(&probe, tried(shapes[i]));
+    }
+    if (rc == 0) {
+        probe_norm_rope(&probe);
+        probe_attention(&probe);
+        probe_elementwise(&probe);
+        *ret_digest = probe.digest;
+    }
+    free(probe.memory);
+    return rc < 0 ? bl_err_code(msg, rc, "numeric probe") : 0;
+}
