@@ -137,10 +137,12 @@ struct wire_rank_report { /* rank -> daemon */
     uint64_t skipped_save; /* newest step whose save was skipped because no slot could be pinned */
     uint32_t stop_flags; /* BELAY_VOTE_STOP / FINAL / GROW that came back at applied_step, else 0 */
     int32_t leave_code;  /* when LEAVING */
+    uint64_t directive_node, directive_sequence; /* of the newest directive accepted; 0 none */
 };
 
 struct wire_rank_directive { /* daemon -> rank */
     uint64_t run, incarnation, sequence;
+    uint64_t node_incarnation; /* of the daemon that numbers these */
     uint64_t generation;
     enum wire_phase phase;
     uint32_t
@@ -216,12 +218,14 @@ struct wire_report { /* member -> leader */
     uint64_t node_incarnation, run, sequence;
     uint64_t generation; /* newest directive seen */
     enum wire_phase phase;
+    uint64_t leader_incarnation, directive_sequence; /* of the newest directive accepted; 0 none */
     char bulk_addr[WIRE_ADDR_MAX];
     uint32_t ranks_max; /* processes that it will host */
     uint32_t proc_count;
     struct wire_proc_report *procs; /* owned */
     uint32_t arena_count;
-    struct wire_arena_info *arenas; /* owned; all arenas held, of live and dead ranks */
+    struct wire_arena_info *arenas; /* owned; all arenas held, of live and dead ranks; extents are
+                                       left out (count 0) once the leader has them */
     uint32_t save_count;
     struct wire_save saves[WIRE_SAVES_MAX];
 };
@@ -244,9 +248,12 @@ struct wire_directive { /* leader -> member */
     struct wire_plan plan;     /* owned; PLANNED and RUNNING */
     uint32_t order_count;
     struct wire_proc_order *orders; /* owned; of this node's processes */
-    uint32_t keep_count;
-    uint64_t *keep_arenas; /* owned; arenas of dead ranks that must be kept; others of dead ranks go
-                              (only valid in RUNNING and DONE) */
+    uint64_t node_incarnation; /* of the daemon whose reports these orders answer; 0 none yet. A
+                                  daemon of another incarnation ignores orders and drops */
+    uint64_t report_sequence;  /* newest report of that incarnation that the leader has */
+    uint32_t drop_count;
+    uint64_t *drop_arenas; /* owned; arenas that are no longer needed: named one by one, so that
+                              what the leader has not heard of is never dropped */
     uint64_t request_id;
     uint32_t request_flags;
     uint64_t unpin_through;
@@ -280,6 +287,7 @@ struct wire_record {
     uint32_t line_end_count;
     struct wire_line_end *line_ends; /* owned; oldest first, steps strictly increasing */
     uint64_t function_id, probe;     /* of the first generation; 0 not yet known */
+    uint64_t state_elems;            /* elements of the whole state, all tensors; 0 not yet known */
     uint64_t committing_attempt, committing_step; /* a commit under way */
     uint64_t committed_step;                      /* newest committed checkpoint; UINT64_MAX none */
     uint64_t committed_generation;

@@ -53,6 +53,11 @@ struct wire_arena_header {
  * it overflows. */
 uint64_t wire_arena_bytes(uint32_t slot_count, uint64_t state_bytes, uint64_t table_bytes);
 
+/* Bytes of the encoded table of a list, and of one slot that holds all its extents (the largest
+ * offset + length). What wire_arena_format will need: wire_arena_bytes of these two. */
+uint64_t wire_arena_table_bytes(const struct bl_extent_list *extents);
+uint64_t wire_arena_state_bytes(const struct bl_extent_list *extents);
+
 /* Writes header, table and free slots into a fresh mapping of `bytes` bytes. */
 BL_MUST_CHECK int wire_arena_format(void *map, uint64_t bytes, uint64_t run, uint64_t incarnation,
                                     uint64_t arena, uint32_t slot_count,

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Closing and copying of messages. Closing leaves a zeroed struct, so that it may be done twice. */
+#include "wire/msg.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A copy of `count` things of `size` bytes, in *ret; NULL for none. */
+static int msg_array_copy(void **ret, const void *from, size_t count, size_t size)
+{
+    *ret = NULL;
+    if (count == 0) {
+        return 0;
+    }
+    *ret = malloc(count * size);
+    if (!*ret) {
+        return -ENOMEM;
+    }
+    memcpy(*ret, from, count * size);
+    return 0;
+}
+
+void wire_plan_close(struct wire_plan *plan)
+{
+    if (!plan) {
+        return;
+    }
+    free(plan->members);
+    free(plan->copies);
+    memset(plan, 0, sizeof(*plan));
+}
+
+int wire_plan_copy(struct wire_plan *ret, const struct wire_plan *from)
+{
+    struct wire_plan plan = *from;
+    void *members = NULL;
+    void *copies = NULL;
+
+    if (msg_array_copy(&members, from->members, from->world, sizeof(*from->members)) ||
+        msg_array_copy(&copies, from->copies, from->copy_count, sizeof(*from->copies))) {
+        free(members);
+        return -ENOMEM;
+    }
+    plan.members = members;
+    plan.copies = copies;
+    *ret = plan;
+    return 0;
+}
+
+void wire_rank_directive_close(struct wire_rank_directive *directive)
+{
+    if (!directive) {
+        return;
+    }
+    wire_plan_close(&directive->plan);
+    memset(directive, 0, sizeof(*directive));
+}
+
+static void msg_saves_close(struct wire_save *saves, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
+        free(saves[i].part_json);
+        saves[i].part_json = NULL;
+    }
+}
+
+void wire_report_close(struct wire_report *report)
+{
+    if (!report) {
+        return;
+    }
+    for (uint32_t i = 0; report->arenas && i < report->arena_count; i++) {
+        bl_extent_list_close(&report->arenas[i].extents);
+    }
+    free(report->arenas);
+    free(report->procs);
+    msg_saves_close(report->saves, report->save_count);
+    memset(report, 0, sizeof(*report));
+}
+
+void wire_directive_close(struct wire_directive *directive)
+{
+    if (!directive) {
+        return;
+    }
+    wire_plan_close(&directive->plan);
+    free(directive->orders);
+    free(directive->drop_arenas);
+    free(directive->refused);
+    free(directive->job_json);
+    msg_saves_close(directive->saves, directive->save_count);
+    memset(directive, 0, sizeof(*directive));
+}
+
+void wire_record_close(struct wire_record *record)
+{
+    if (!record) {
+        return;
+    }
+    wire_plan_close(&record->plan);
+    free(record->line_ends);
+    free(record->job_json);
+    memset(record, 0, sizeof(*record));
+}
+
+int wire_record_copy(struct wire_record *ret, const struct wire_record *from)
+{
+    struct wire_record record = *from;
+    void *ends = NULL;
+
+    memset(&record.plan, 0, sizeof(record.plan));
+    record.job_json = NULL;
+    record.line_ends = NULL;
+    if (msg_array_copy(&ends, from->line_ends, from->line_end_count, sizeof(*from->line_ends))) {
+        return -ENOMEM;
+    }
+    record.line_ends = ends;
+    if (from->job_json && !(record.job_json = strdup(from->job_json))) {
+        wire_record_close(&record);
+        return -ENOMEM;
+    }
+    if (wire_plan_copy(&record.plan, &from->plan)) {
+        wire_record_close(&record);
+        return -ENOMEM;
+    }
+    *ret = record;
+    return 0;
+}
