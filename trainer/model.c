@@ -102,7 +102,7 @@ static int model_measure(struct train_model **ret, const struct bl_job_model *co
 int train_model_new(struct train_model **ret, const struct bl_job_model *config, uint32_t seq_len,
                     uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg)
 {
-    struct train_model *model;
+    struct train_model *model = NULL;
     int rc = model_measure(&model, config, seq_len, micro_batch, threads, msg);
     if (rc < 0) {
         return rc;
@@ -136,7 +136,7 @@ void train_model_free(struct train_model *model)
 uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
                            uint32_t micro_batch, uint32_t threads)
 {
-    struct train_model *model;
+    struct train_model *model = NULL;
     if (model_measure(&model, config, seq_len, micro_batch, threads, NULL) < 0) {
         return 0;
     }

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The model: gradients against fp64 central differences, bits against thread counts, accumulation,
+ * ranges of initial weights, sampling.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "model_bench.h"
+#include "ref_model.h"
+#include "trainer/model.h"
+#include "trainer/schedule.h"
+
+static const struct bl_job_model TINY = {.layers = 2,
+                                         .dim = 16,
+                                         .hidden = 20,
+                                         .heads = 4,
+                                         .kv_heads = 2,
+                                         .vocab = 23,
+                                         .tied = 0,
+                                         .rope_theta = 100.0,
+                                         .norm_eps = 1e-5};
+/* ---- gradients ---- */
+
+/* Larger weights than the initial ones, so that every term of a gradient counts. */
+static void roughen(struct model_bench *b)
+{
+    uint32_t count;
+    const struct train_tensor *t = train_model_tensors(b->model, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        kern_rng_normal(NULL, b->params + t[i].offset, kern_rng_key(3, i), 0, t[i].elems, 0.3);
+        for (uint64_t j = 0; j < t[i].elems && t[i].dims == 1; j++) {
+            b->params[t[i].offset + j] += 1.0f;
+        }
+    }
+}
+
+static void check_gradient(const struct bl_job_model *config)
+{
+    const uint32_t seq_len = 7, batch = 2;
+    struct model_bench b;
+    model_bench_init(&b, config, seq_len, batch, 2);
+    roughen(&b);
+    b.targets[3] = -1;
+    struct ref_model ref = {.config = *config, .seq_len = seq_len, .batch = batch};
+    ref.tensors = train_model_tensors(b.model, &ref.tensor_count);
+    uint64_t counted;
+    double loss = model_bench_pass(&b, 0, &counted);
+    assert_int_equal(counted, seq_len * batch - 1);
+
+    double *params = malloc((b.buffer_elems + b.grad_elems) * sizeof(double));
+    assert_non_null(params);
+    for (uint64_t i = 0; i < b.buffer_elems; i++) {
+        params[i] = (double)b.params[i];
+    }
+    double *head = params + ref.tensors[ref.tensor_count - 1].offset;
+    if (config->tied) { /* a copy, which stands where its gradient does */
+        head = params + b.buffer_elems;
+        memcpy(head, params, ref.tensors[0].elems * sizeof(double));
+    }
+    double expect = ref_model_loss(&ref, params, head, b.tokens, b.targets);
+    assert_true(fabs(loss - expect) < 1e-5 * expect);
+
+    double worst = 0, largest = 0;
+    for (uint32_t i = 0; i <= ref.tensor_count; i++) {
+        int extra = i == ref.tensor_count;
+        if (extra && !config->tied) {
+            break;
+        }
+        uint64_t at = extra ? b.buffer_elems : ref.tensors[i].offset;
+        uint64_t elems = ref.tensors[extra ? 0 : i].elems;
+        for (uint64_t j = at; j < at + elems; j++) {
+            double keep = params[j], h = 1e-5;
+            params[j] = keep + h;
+            double above = ref_model_loss(&ref, params, head, b.tokens, b.targets);
+            params[j] = keep - h;
+            double below = ref_model_loss(&ref, params, head, b.tokens, b.targets);
+            params[j] = keep;
+            double gradient = (above - below) / (2 * h);
+            worst = fmax(worst, fabs(gradient - (double)b.grads[j]));
+            largest = fmax(largest, fabs(gradient));
+        }
+    }
+    free(params);
+    model_bench_close(&b);
+    printf("largest gradient %g, worst error %g\n", largest, worst);
+    assert_true(largest > 0.5);
+    assert_true(worst < 2e-5 * largest);
+}
+
+static void test_gradient_equals_differences_untied(void **state)
+{
+    (void)state;
+    check_gradient(&TINY);
+}
+
+static void test_gradient_equals_differences_tied(void **state)
+{
+    (void)state;
+    struct bl_job_model tied = TINY;
+    tied.tied = 1;
+    tied.kv_heads = 1;
+    check_gradient(&tied);
+}
+
+/* ---- bits ---- */
+
+static void test_bits_are_the_same_with_any_thread_count(void **state)
+{
+    (void)state;
+    uint64_t one = model_bench_digest(&MODEL_SMALL, 150, 4, 1);
+    assert_int_equal(one, model_bench_digest(&MODEL_SMALL, 150, 4, 2));
+    assert_int_equal(one, model_bench_digest(&MODEL_SMALL, 150, 4, 3));
+}
+
+static void test_probe_is_the_same_with_any_thread_count(void **state)
+{
+    (void)state;
+    struct model_bench one, three;
+    uint64_t a = 0, b = 0;
+    model_bench_init(&one, &MODEL_SMALL, 64, 2, 1);
+    model_bench_init(&three, &MODEL_SMALL, 64, 2, 3);
+    assert_int_equal(train_model_probe(one.model, one.pool, &a, NULL), 0);
+    assert_int_equal(train_model_probe(three.model, three.pool, &b, NULL), 0);
+    assert_int_equal(a, b);
+    assert_true(a != 0);
+    model_bench_close(&one);
+    model_bench_close(&three);
+}
+
+/* ---- contract ---- */
+
+static void test_eval_gives_the_bits_of_training_loss(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    model_bench_init(&b, &MODEL_SMALL, 40, 2, 2);
+    uint64_t tokens, eval_tokens;
+    double eval, loss = model_bench_pass(&b, 0, &tokens);
+    assert_int_equal(
+        train_model_eval(b.model, b.params, b.tokens, b.targets, &eval, &eval_tokens, b.pool, NULL),
+        0);
+    assert_memory_equal(&eval, &loss, sizeof loss);
+    assert_int_equal(tokens, eval_tokens);
+    assert_true(fabs(loss / (double)tokens - log(517)) < 0.1);
+    model_bench_close(&b);
+}
+
+static void test_gradient_doubles_when_a_micro_batch_is_added_twice(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    uint64_t tokens;
+    model_bench_init(&b, &MODEL_SMALL, 20, 2, 1);
+    model_bench_pass(&b, 0, &tokens);
+    float *once = malloc(b.grad_elems * sizeof *once);
+    assert_non_null(once);
+    memcpy(once, b.grads, b.grad_elems * sizeof *once);
+    model_bench_pass(&b, 1, &tokens);
+    for (uint64_t i = 0; i < b.grad_elems; i++) {
+        assert_true(fabsf(b.grads[i] - 2.0f * once[i]) <= 1e-4f * fabsf(once[i]) + 1e-5f);
+    }
+    free(once);
+    model_bench_close(&b);
+}
+
+static void test_initial_weights_of_a_range_equal_the_whole(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    model_bench_init(&b, &MODEL_SMALL, 8, 1, 2);
+    const uint64_t cuts[] = {0, 1, 4096, 37223, 40960, 300000, b.buffer_elems};
+    for (size_t i = 0; i + 1 < sizeof cuts / sizeof *cuts; i++) {
+        uint64_t count = cuts[i + 1] - cuts[i];
+        float *part = malloc(count * sizeof *part);
+        assert_non_null(part);
+        train_model_init_params(b.model, 7, part, cuts[i], cuts[i + 1], NULL);
+        assert_memory_equal(part, b.params + cuts[i], count * sizeof *part);
+        free(part);
+    }
+    double square = 0;
+    for (uint64_t i = 0; i < 517 * 72; i++) {
+        square += (double)b.params[i] * (double)b.params[i];
+    }
+    assert_true(fabs(sqrt(square / (517 * 72)) - 0.02) < 0.0005);
+    model_bench_close(&b);
+}
+
+static void test_tensors_start_on_blocks_and_gaps_hold_zeros(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    uint64_t tokens, params = 0;
+    uint32_t count;
+    model_bench_init(&b, &MODEL_SMALL, 16, 1, 1);
+    model_bench_pass(&b, 0, &tokens);
+    const struct train_tensor *t = train_model_tensors(b.model, &count);
+    assert_int_equal(count, 2 + 9 * 2);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t end = i + 1 < count ? t[i + 1].offset : b.buffer_elems;
+        assert_int_equal(t[i].offset % KERN_BLOCK, 0);
+        for (uint64_t j = t[i].offset + t[i].elems; j < end; j++) {
+            assert_true(b.params[j] == 0.0f && b.grads[j] == 0.0f);
+        }
+        params += t[i].elems;
+    }
+    assert_int_equal(params, train_model_param_elems(b.model));
+    assert_int_equal(b.buffer_elems % KERN_BLOCK, 0);
+    assert_string_equal(t[10].name, "model.layers.1.input_layernorm.weight");
+    model_bench_close(&b);
+}
+
+static void test_token_beyond_vocabulary_is_refused(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    struct bl_errmsg msg = {0};
+    double loss;
+    uint64_t tokens;
+    model_bench_init(&b, &TINY, 4, 1, 1);
+    b.tokens[2] = 23;
+    assert_int_equal(
+        train_model_eval(b.model, b.params, b.tokens, b.targets, &loss, &tokens, b.pool, &msg),
+        BL_ELIMIT);
+    assert_string_equal(msg.text, "token 2 is 23: not in a vocabulary of 23");
+    model_bench_close(&b);
+}
+
+static void test_shape_that_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    struct train_model *model;
+    struct bl_errmsg msg = {0};
+    struct bl_job_model bad = TINY;
+    bad.heads = 5;
+    assert_int_equal(train_model_new(&model, &bad, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_string_equal(msg.text, "model.dim 16 must be model.heads 5 times an even number");
+    bad = TINY;
+    bad.kv_heads = 3;
+    assert_int_equal(train_model_new(&model, &bad, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_bytes(&bad, 8, 1, 1), 0);
+    assert_true(train_model_bytes(&TINY, 8, 1, 1) > 0);
+}
+
+static void test_rate_warms_up_then_falls_along_a_cosine(void **state)
+{
+    (void)state;
+    assert_true(train_lr_at(1, 100, 10, 1.0, 0.1) == 0.1);
+    assert_true(train_lr_at(10, 100, 10, 1.0, 0.1) == 1.0);
+    assert_true(fabs(train_lr_at(55, 100, 10, 1.0, 0.1) - 0.55) < 1e-12);
+    assert_true(train_lr_at(100, 100, 10, 1.0, 0.1) == 0.1);
+    assert_true(train_lr_at(1, 100, 0, 1.0, 0.1) > 0.99);
+    assert_true(train_lr_at(7, 5, 9, 1.0, 0.1) == 7.0 / 9.0);
+}
+
+static void test_sample_is_the_same_for_a_seed(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    model_bench_init(&b, &TINY, 8, 1, 2);
+    roughen(&b);
+    const int32_t prompt[3] = {1, 2, 3};
+    int32_t first[40], again[40], other[40];
+    struct train_sample how = {.temperature = 1.0, .top_k = 10, .seed = 5};
+    assert_int_equal(
+        train_model_sample(b.model, b.params, prompt, 3, first, 40, &how, b.pool, NULL), 0);
+    assert_int_equal(train_model_sample(b.model, b.params, prompt, 3, again, 40, &how, NULL, NULL),
+                     0);
+    how.seed = 6;
+    assert_int_equal(train_model_sample(b.model, b.params, prompt, 3, other, 40, &how, NULL, NULL),
+                     0);
+    assert_memory_equal(first, again, sizeof first);
+    assert_memory_not_equal(first, other, sizeof first);
+    assert_int_equal(train_model_sample(b.model, b.params, prompt, 0, first, 4, &how, NULL, NULL),
+                     BL_ELIMIT);
+    model_bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradient_equals_differences_untied),
+        cmocka_unit_test(test_gradient_equals_differences_tied),
+        cmocka_unit_test(test_bits_are_the_same_with_any_thread_count),
+        cmocka_unit_test(test_probe_is_the_same_with_any_thread_count),
+        cmocka_unit_test(test_eval_gives_the_bits_of_training_loss),
+        cmocka_unit_test(test_gradient_doubles_when_a_micro_batch_is_added_twice),
+        cmocka_unit_test(test_initial_weights_of_a_range_equal_the_whole),
+        cmocka_unit_test(test_tensors_start_on_blocks_and_gaps_hold_zeros),
+        cmocka_unit_test(test_token_beyond_vocabulary_is_refused),
+        cmocka_unit_test(test_shape_that_cannot_be_is_refused),
+        cmocka_unit_test(test_rate_warms_up_then_falls_along_a_cosine),
+        cmocka_unit_test(test_sample_is_the_same_for_a_seed),
+    };
+    return cmocka_run_group_tests_name("trainer/model", tests, NULL, NULL);
+}
