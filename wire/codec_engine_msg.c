@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of the structs in wire/engine_msg.h. */
+#include "belay.pb-c.h"
+#include "wire/codec.h"
+#include "wire/codec_table.h"
+
+static const struct codec_field fields_engine_hello[] = {
+    F_U32(wire_engine_hello, version),
+    F_STR(wire_engine_hello, build),
+    F_U32(wire_engine_hello, pid),
+};
+CODEC_TABLE(engine_hello, wire_engine_hello, engine_hello, NULL);
+
+static const struct codec_field fields_engine_root[] = {
+    F_STR(wire_engine_root, path),          F_U64(wire_engine_root, run),
+    F_STR(wire_engine_root, node),          F_U32(wire_engine_root, nodes),
+    F_U32(wire_engine_root, shared),        F_U32(wire_engine_root, create),
+    F_U64(wire_engine_root, reserve_bytes),
+};
+static CODEC_TABLE(engine_root, wire_engine_root, engine_root, NULL);
+
+static const struct codec_field fields_engine_attempt[] = {
+    F_U64(wire_engine_attempt, attempt),    F_U64(wire_engine_attempt, step),
+    F_U64(wire_engine_attempt, generation), F_U64(wire_engine_attempt, line),
+    F_U32(wire_engine_attempt, count),      F_STR(wire_engine_attempt, dir),
+};
+static CODEC_TABLE(engine_attempt, wire_engine_attempt, engine_attempt, NULL);
+
+static const struct codec_field fields_engine_arena[] = {
+    F_U64(wire_engine_arena, arena),
+    F_U32(wire_engine_arena, slot),
+    F_U32(wire_engine_arena, fd_index),
+};
+static CODEC_TABLE(engine_arena, wire_engine_arena, engine_arena, NULL);
+
+static const struct codec_field fields_engine_write[] = {
+    F_MSG(wire_engine_write, root, &codec_engine_root),
+    F_MSG(wire_engine_write, attempt, &codec_engine_attempt),
+    F_STR(wire_engine_write, part),
+    F_STR(wire_engine_write, codec),
+    F_MSGS_IN(wire_engine_write, arenas, arena_count, WIRE_FDS_MAX, &codec_engine_arena),
+};
+CODEC_TABLE(engine_write, wire_engine_write, engine_write, NULL);
+
+static const struct codec_field fields_engine_written[] = {
+    F_U64(wire_engine_written, attempt), F_I32(wire_engine_written, rc),
+    F_STR(wire_engine_written, text),    F_TEXT(wire_engine_written, part_json, WIRE_JSON_MAX),
+    F_U64(wire_engine_written, bytes),   F_U64(wire_engine_written, elapsed_ms),
+};
+CODEC_TABLE(engine_written, wire_engine_written, engine_written, NULL);
+
+static const struct codec_field fields_engine_part[] = {
+    F_TEXT(wire_engine_part, part_json, WIRE_JSON_MAX),
+};
+static CODEC_TABLE(engine_part, wire_engine_part, engine_part, NULL);
+
+static const struct codec_field fields_engine_commit[] = {
+    F_MSG(wire_engine_commit, root, &codec_engine_root),
+    F_MSG(wire_engine_commit, attempt, &codec_engine_attempt),
+    F_STR(wire_engine_commit, final_dir),
+    F_TEXT(wire_engine_commit, manifest_json, WIRE_JSON_MAX),
+    F_U32(wire_engine_commit, keep),
+    F_MSGS(wire_engine_commit, parts, part_count, WIRE_PARTS_MAX, &codec_engine_part),
+};
+CODEC_TABLE(engine_commit, wire_engine_commit, engine_commit, NULL);
+
+static const struct codec_field fields_engine_committed[] = {
+    F_U64(wire_engine_committed, attempt), F_I32(wire_engine_committed, rc),
+    F_STR(wire_engine_committed, text),    F_U64(wire_engine_committed, manifest_digest),
+    F_STR(wire_engine_committed, dir),     F_U64(wire_engine_committed, elapsed_ms),
+};
+CODEC_TABLE(engine_committed, wire_engine_committed, engine_committed, NULL);
+
+static const struct codec_field fields_engine_cancel[] = {
+    F_MSG(wire_engine_cancel, root, &codec_engine_root),
+    F_MSG(wire_engine_cancel, attempt, &codec_engine_attempt),
+};
+CODEC_TABLE(engine_cancel, wire_engine_cancel, engine_cancel, NULL);
+
+static const struct codec_field fields_engine_cancelled[] = {
+    F_U64(wire_engine_cancelled, attempt),
+    F_I32(wire_engine_cancelled, rc),
+    F_STR(wire_engine_cancelled, text),
+};
+CODEC_TABLE(engine_cancelled, wire_engine_cancelled, engine_cancelled, NULL);
+
+static const struct codec_field fields_engine_scan[] = {
+    F_U64(wire_engine_scan, request),
+    F_MSG(wire_engine_scan, root, &codec_engine_root),
+};
+CODEC_TABLE(engine_scan, wire_engine_scan, engine_scan, NULL);
+
+static const struct codec_field fields_engine_checkpoint[] = {
+    F_STR(wire_engine_checkpoint, dir),
+    F_U64(wire_engine_checkpoint, step),
+    F_U64(wire_engine_checkpoint, generation),
+    F_U64(wire_engine_checkpoint, line),
+    F_WORDS(wire_engine_checkpoint, digest),
+    F_U64(wire_engine_checkpoint, manifest_digest),
+    F_U64(wire_engine_checkpoint, bytes),
+    F_U64(wire_engine_checkpoint, saved_unix_s),
+    F_U64(wire_engine_checkpoint, function_id),
+    F_TEXT(wire_engine_checkpoint, job_json, WIRE_JSON_MAX),
+};
+static CODEC_TABLE(engine_checkpoint, wire_engine_checkpoint, engine_checkpoint, NULL);
+
+static const struct codec_field fields_engine_scanned[] = {
+    F_U64(wire_engine_scanned, request),
+    F_I32(wire_engine_scanned, rc),
+    F_STR(wire_engine_scanned, text),
+    F_STR(wire_engine_scanned, run_text),
+    F_U64(wire_engine_scanned, run),
+    F_MSGS(wire_engine_scanned, checkpoints, checkpoint_count, WIRE_CHECKPOINT_MAX,
+           &codec_engine_checkpoint),
+};
+CODEC_TABLE(engine_scanned, wire_engine_scanned, engine_scanned, NULL);
+
+static const struct codec_field fields_engine_load[] = {
+    F_U64(wire_engine_load, request),
+    F_MSG(wire_engine_load, root, &codec_engine_root),
+    F_STR(wire_engine_load, dir),
+    F_U64(wire_engine_load, arena),
+    F_U32(wire_engine_load, slot),
+    F_U64(wire_engine_load, data_offset),
+    F_MSG(wire_engine_load, extents, &codec_extent_list),
+};
+CODEC_TABLE(engine_load, wire_engine_load, engine_load, NULL);
+
+static const struct codec_field fields_engine_loaded[] = {
+    F_U64(wire_engine_loaded, request),    F_I32(wire_engine_loaded, rc),
+    F_STR(wire_engine_loaded, text),       F_U64(wire_engine_loaded, bytes),
+    F_U64(wire_engine_loaded, elapsed_ms),
+};
+CODEC_TABLE(engine_loaded, wire_engine_loaded, engine_loaded, NULL);
