@@ -66,7 +66,7 @@ void bl_state_digest_add(struct bl_state_digest *digest, uint64_t name_hash, uin
         digest_add_sized(digest, name_hash, first, bits, count, 8);
         break;
     default:
-        BL_ASSERT(!"element size is 1, 2, 4 or 8");
+        BL_ASSERT(elem_bytes == 8); /* 1, 2, 4 or 8: nothing else */
     }
 }
 
