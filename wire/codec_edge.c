@@ -146,6 +146,7 @@ static const struct codec_field fields_shim_state[] = {
     F_U32(wire_shim_state, page_fd_index),
     F_I32(wire_shim_state, rc),
     F_STR(wire_shim_state, text),
+    F_U32(wire_shim_state, suspected),
 };
 CODEC_TABLE(shim_state, wire_shim_state, shim_state, NULL);
 
