@@ -87,6 +87,9 @@ void wire_session_on_vote(struct wire_session *session, const struct wire_vote *
 /* Repeats what is due. Returns when it wants to be called again, in ms of the caller's clock. */
 uint64_t wire_session_on_tick(struct wire_session *session, uint64_t now_ms);
 
+/* The connection to the daemon stands again: the report goes out now. */
+void wire_session_on_link_up(struct wire_session *session);
+
 /* The main thread's calls. BL_EGEN when a newer generation was called meanwhile. */
 /* Loading is over: slot of plan.step is sealed (rc 0; digest of the extents loaded) or it failed.
  */
