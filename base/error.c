@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void error_format(struct bl_errmsg *msg, const char *fmt, va_list args)
+BL_PRINTF(2, 0) static void error_format(struct bl_errmsg *msg, const char *fmt, va_list args)
 {
     int n = vsnprintf(msg->text, sizeof(msg->text), fmt, args);
     if (n < 0) {
