@@ -22,6 +22,16 @@ static double round_to_int(double x)
     return t - 6755399441055744.0;
 }
 
+/* c[0] x^(count-1) + ... + c[count-1] */
+KERN_INLINE double horner(double x, const double *c, int count)
+{
+    double p = c[0];
+    for (int i = 1; i < count; i++) {
+        p = p * x + c[i];
+    }
+    return p;
+}
+
 #define LN2_HIGH 0x1.62e42feep-1       /* 32 bits: n times it is exact */
 #define LN2_LOW  0x1.a39ef35793c76p-33 /* the rest */
 
@@ -35,12 +45,22 @@ double kern_exp(double x)
     }
     double n = round_to_int(x * 1.4426950408889634);
     double r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    double p = 1.0;
-    /* Taylor's polynomial by Horner: p = 1 + r/k p, from k = 14; the remainder is below 1e-18. */
-    for (int k = 14; k >= 2; k--) {
-        p = 1.0 + r * p / k;
-    }
-    p = 1.0 + r * p;
+    /* Taylor's polynomial of degree 14; the remainder is below 1e-17. */
+    static const double c[] = {1.0 / 87178291200.0,
+                               1.0 / 6227020800.0,
+                               1.0 / 479001600.0,
+                               1.0 / 39916800.0,
+                               1.0 / 3628800.0,
+                               1.0 / 362880.0,
+                               1.0 / 40320.0,
+                               1.0 / 5040.0,
+                               1.0 / 720.0,
+                               1.0 / 120.0,
+                               1.0 / 24.0,
+                               1.0 / 6.0,
+                               0.5,
+                               1.0};
+    double p = 1.0 + horner(r, c, 14) * r;
     return p * double_of((uint64_t)(1023 + (int64_t)n) << 52);
 }
 
@@ -58,10 +78,9 @@ double kern_log(double x)
     double f = m - 1.0;
     double s = f / (2.0 + f);
     double z = s * s;
-    double p = 0.0;
-    for (int k = 12; k >= 1; k--) {
-        p = (p + 2.0 / (2 * k + 1)) * z;
-    }
+    static const double c[] = {2.0 / 25, 2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15,
+                               2.0 / 13, 2.0 / 11, 2.0 / 9,  2.0 / 7,  2.0 / 5,  2.0 / 3};
+    double p = horner(z, c, 12) * z;
     /* log m = f - s (f - p'): the leading term f is exact, so little is lost near 1. */
     double log_m = f - s * (f - p);
     double n = (double)e;
@@ -80,26 +99,23 @@ static unsigned reduce(double x, double *ret_r)
     return (unsigned)((int64_t)n & 3);
 }
 
+/* Taylor again, |r| <= pi/4: to r^17 for the sine, r^16 for the cosine. */
 static double sin_poly(double r)
 {
+    static const double c[] = {
+        1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0,
+        1.0 / 362880.0,          -1.0 / 5040.0,          1.0 / 120.0,        -1.0 / 6.0};
     double z = r * r;
-    double p = 0.0;
-    /* sin r = r + r p with p = sum over k of (-1)^k z^k / (2k+1)!, by Horner from k = 9. */
-    for (int k = 9; k >= 1; k--) {
-        p = -z * (1.0 + p) / ((2 * k) * (2 * k + 1));
-    }
-    return r + r * p;
+    return r + r * (z * horner(z, c, 8));
 }
 
 static double cos_poly(double r)
 {
+    static const double c[] = {
+        1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0,
+        1.0 / 40320.0,          -1.0 / 720.0,         1.0 / 24.0,        -0.5};
     double z = r * r;
-    double p = 0.0;
-    for (int k = 9; k >= 2; k--) {
-        p = -z * (1.0 + p) / ((2 * k - 1) * (2 * k));
-    }
-    double half = 0.5 * z;
-    return 1.0 - (half + half * p);
+    return 1.0 + z * horner(z, c, 8);
 }
 
 static double quadrant(unsigned q, double r)

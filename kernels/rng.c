@@ -32,18 +32,28 @@ double kern_rng_uniform(uint64_t key, uint64_t counter)
     return (double)(kern_rng_bits(key, counter) >> 11) * 0x1.0p-53;
 }
 
+/* Numbers 2k and 2k + 1 of the stream. */
+static void normal_pair(const struct normal_job *job, uint64_t even, float pair[2])
+{
+    double u = 1.0 - kern_rng_uniform(job->key, even);
+    double angle = 6.283185307179586 * kern_rng_uniform(job->key, even + 1);
+    double radius = __builtin_sqrt(-2.0 * kern_log(u));
+    pair[0] = (float)((radius * kern_cos(angle)) * job->stddev);
+    pair[1] = (float)((radius * kern_sin(angle)) * job->stddev);
+}
+
 static void normal_task(void *arg, uint32_t task, uint32_t worker)
 {
     (void)worker;
     const struct normal_job *job = arg;
-    size_t end = kern_split_end(&job->split, task);
-    for (size_t i = kern_split_first(&job->split, task); i < end; i++) {
-        uint64_t number = job->first + i, pair = number & ~1ULL;
-        double u = 1.0 - kern_rng_uniform(job->key, pair);
-        double angle = 6.283185307179586 * kern_rng_uniform(job->key, pair + 1);
-        double radius = __builtin_sqrt(-2.0 * kern_log(u));
-        double z = radius * ((number & 1) ? kern_sin(angle) : kern_cos(angle));
-        job->out[i] = (float)(z * job->stddev);
+    size_t i = kern_split_first(&job->split, task), end = kern_split_end(&job->split, task);
+    while (i < end) {
+        uint64_t number = job->first + i;
+        float pair[2];
+        normal_pair(job, number & ~1ULL, pair);
+        for (uint64_t j = number & 1; j < 2 && i < end; j++) {
+            job->out[i++] = pair[j];
+        }
     }
 }
 

@@ -7,10 +7,10 @@
 
 #include <cblas.h>
 
-/* A tile is TILE_ROWS by TILE_COLUMNS of the result, at most half as much again at the border:
- * large enough that packing its operands is cheap beside multiplying them. */
-#define TILE_ROWS    256U
-#define TILE_COLUMNS 256U
+/* Halving stops at this many tiles, or when a tile's longer side would fall below TILE_MIN: packing
+ * a tile's operands must stay cheap beside multiplying them. */
+#define TILES    16U
+#define TILE_MIN 128U
 
 struct matmul_job {
     CBLAS_TRANSPOSE ta, tb;
@@ -22,10 +22,22 @@ struct matmul_job {
     uint32_t grid_m, grid_n; /* tiles */
 };
 
-static uint32_t tiles(uint32_t extent, uint32_t each)
+/* Halves the longer side of the tiles until there are enough. */
+static void make_grid(struct matmul_job *job)
 {
-    uint32_t count = (extent + each / 2) / each;
-    return count == 0 ? 1 : count;
+    job->grid_m = 1;
+    job->grid_n = 1;
+    while (job->grid_m * job->grid_n < TILES) {
+        uint32_t rows = job->m / job->grid_m, columns = job->n / job->grid_n;
+        if (rows < 2 * TILE_MIN && columns < 2 * TILE_MIN) {
+            return;
+        }
+        if (rows > columns) {
+            job->grid_m *= 2;
+        } else {
+            job->grid_n *= 2;
+        }
+    }
 }
 
 /* Start of part `index` of `count` of an extent, on multiples of 16 (the micro-kernels' width). */
@@ -57,8 +69,7 @@ static void matmul(struct kern_pool *pool, struct matmul_job *job, int add)
         return;
     }
     job->beta = add ? 1.0f : 0.0f;
-    job->grid_m = tiles(job->m, TILE_ROWS);
-    job->grid_n = tiles(job->n, TILE_COLUMNS);
+    make_grid(job);
     kern_pool_run(pool, matmul_task, job, job->grid_m * job->grid_n);
 }
 
