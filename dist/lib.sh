@@ -110,12 +110,11 @@ bl_build() {
     fi
     if [ ! -e "$dir/build.ninja" ]; then
         mkdir -p "$dir"
-        meson setup "$dir" "$BL_ROOT" "$@" >"$dir.setup.log" 2>&1 || {
-            tail -n 15 "$dir.setup.log" >&2
-            bl_say "meson setup failed; the whole log: $dir.setup.log"
+        meson setup "$dir" "$BL_ROOT" "$@" >"$dir/setup.log" 2>&1 || {
+            tail -n 15 "$dir/setup.log" >&2
+            bl_say "meson setup failed; the whole log: $dir/setup.log"
             return 1
         }
-        mv "$dir.setup.log" "$dir/setup.log"
     fi
     ninja -C "$dir" --quiet >&2
 }
