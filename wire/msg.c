@@ -93,6 +93,90 @@ void wire_directive_close(struct wire_directive *directive)
     memset(directive, 0, sizeof(*directive));
 }
 
+static int msg_saves_copy(struct wire_save *ret, const struct wire_save *from, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
+        ret[i] = from[i];
+        ret[i].part_json = NULL;
+        if (from[i].part_json && !(ret[i].part_json = strdup(from[i].part_json))) {
+            msg_saves_close(ret, i);
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+static int report_arenas_copy(struct wire_report *ret, const struct wire_report *from)
+{
+    ret->arena_count = 0;
+    ret->arenas = from->arena_count ? calloc(from->arena_count, sizeof(*ret->arenas)) : NULL;
+    if (from->arena_count && !ret->arenas) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < from->arena_count; i++) {
+        ret->arenas[i] = from->arenas[i];
+        int rc = bl_extent_list_copy(&ret->arenas[i].extents, &from->arenas[i].extents);
+        if (rc < 0) {
+            return rc;
+        }
+        ret->arena_count = i + 1;
+    }
+    return 0;
+}
+
+int wire_report_copy(struct wire_report *ret, const struct wire_report *from)
+{
+    struct wire_report report = *from;
+    void *procs = NULL;
+
+    report.arenas = NULL;
+    report.arena_count = 0;
+    report.save_count = 0;
+    if (msg_array_copy(&procs, from->procs, from->proc_count, sizeof(*from->procs))) {
+        return -ENOMEM;
+    }
+    report.procs = procs;
+    if (report_arenas_copy(&report, from) < 0 ||
+        msg_saves_copy(report.saves, from->saves, from->save_count) < 0) {
+        wire_report_close(&report);
+        return -ENOMEM;
+    }
+    report.save_count = from->save_count;
+    *ret = report;
+    return 0;
+}
+
+int wire_directive_copy(struct wire_directive *ret, const struct wire_directive *from)
+{
+    struct wire_directive d = *from;
+    void *orders = NULL;
+    void *drops = NULL;
+    void *refused = NULL;
+
+    memset(&d.plan, 0, sizeof(d.plan));
+    d.save_count = 0;
+    d.job_json = NULL;
+    int rc = msg_array_copy(&orders, from->orders, from->order_count, sizeof(*from->orders));
+    d.orders = orders;
+    rc = rc ? rc : msg_array_copy(&drops, from->drop_arenas, from->drop_count, sizeof(uint64_t));
+    d.drop_arenas = drops;
+    rc = rc ? rc : msg_array_copy(&refused, from->refused, from->refused_count, sizeof(uint64_t));
+    d.refused = refused;
+    rc = rc ? rc : wire_plan_copy(&d.plan, &from->plan);
+    rc = rc ? rc : msg_saves_copy(d.saves, from->saves, from->save_count);
+    if (!rc) {
+        d.save_count = from->save_count;
+        d.job_json = from->job_json ? strdup(from->job_json) : NULL;
+        rc = from->job_json && !d.job_json ? -ENOMEM : 0;
+    }
+    if (rc < 0) {
+        wire_directive_close(&d);
+        return rc;
+    }
+    *ret = d;
+    return 0;
+}
+
 void wire_record_close(struct wire_record *record)
 {
     if (!record) {

@@ -231,6 +231,7 @@ struct wire_report { /* member -> leader */
 };
 
 void wire_report_close(struct wire_report *report);
+BL_MUST_CHECK int wire_report_copy(struct wire_report *ret, const struct wire_report *from);
 
 struct wire_proc_order { /* what the leader wants of one process */
     uint64_t incarnation;
@@ -267,6 +268,8 @@ struct wire_directive { /* leader -> member */
 };
 
 void wire_directive_close(struct wire_directive *directive);
+BL_MUST_CHECK int wire_directive_copy(struct wire_directive *ret,
+                                      const struct wire_directive *from);
 
 /* ---- the store's record of a run: one value, changed only by compare-and-swap ---- */
 

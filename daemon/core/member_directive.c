@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The member's other half: what the leader says, carried out and handed to the ranks. */
+#include "daemon/core/member_state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- to the ranks ---- */
+
+void member_ranks_dirty(struct core_member *m)
+{
+    for (uint32_t i = 0; i < m->proc_count; i++) {
+        m->procs[i].dirty = 1;
+    }
+}
+
+static int proc_has_newest(const struct core_member *m, const struct member_proc *p)
+{
+    return p->need != 0 && p->rank_report.directive_node == m->config.node_incarnation &&
+           p->rank_report.directive_sequence >= p->need;
+}
+
+void member_ranks_flush(struct core_member *m, uint64_t now_ms)
+{
+    for (uint32_t i = 0; m->has_directive && i < m->proc_count; i++) {
+        struct member_proc *p = &m->procs[i];
+        int is_late = !proc_has_newest(m, p) && now_ms - p->sent_ms >= m->config.beat_ms;
+        if (!member_proc_is_live(p) || !p->heard || (!p->dirty && !is_late)) {
+            continue;
+        }
+        if (p->dirty) {
+            p->need = p->sequence + 1;
+            p->dirty = 0;
+        }
+        p->sent_ms = now_ms;
+        member_effect(m, CORE_MEMBER_SEND_RANK)->incarnation = p->incarnation;
+    }
+}
+
+static int directive_refuses(const struct wire_directive *d, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < d->refused_count; i++) {
+        if (d->refused[i] == incarnation) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+int core_member_rank_directive(struct core_member *m, uint64_t incarnation,
+                               struct wire_rank_directive *ret)
+{
+    struct member_proc *p = member_proc_find(m, incarnation);
+    const struct wire_directive *d = &m->directive;
+
+    if (!p || !m->has_directive) {
+        return -ENOENT;
+    }
+    struct wire_rank_directive rank = {.run = m->config.run,
+                                       .incarnation = incarnation,
+                                       .node_incarnation = m->config.node_incarnation,
+                                       .generation = d->generation,
+                                       .phase = d->phase,
+                                       .unpin_through = d->unpin_through,
+                                       .leave = d->leave,
+                                       .refused = (uint32_t)directive_refuses(d, incarnation)};
+    memcpy(rank.text, d->text, sizeof(rank.text));
+    if (d->phase == WIRE_PHASE_PLANNED || d->phase == WIRE_PHASE_RUNNING) {
+        for (uint32_t i = 0; i < d->plan.world && !rank.has_plan; i++) {
+            if (d->plan.members[i].incarnation == incarnation) {
+                rank.has_plan = 1;
+                rank.rank = i;
+            }
+        }
+    }
+    if (rank.has_plan) {
+        int rc = wire_plan_copy(&rank.plan, &d->plan);
+        if (rc < 0) {
+            return rc;
+        }
+        if (rank.rank == 0) {
+            rank.request_id = d->request_id;
+            rank.request_flags = d->request_flags;
+        }
+    }
+    rank.sequence = ++p->sequence;
+    *ret = rank;
+    return 0;
+}
+
+/* ---- from the leader ---- */
+
+/* The newest generation whose plan one of this node's ranks has: a daemon that was restarted may
+ * know less than its ranks, and must not lead them back. */
+static uint64_t member_generation_min(const struct core_member *m)
+{
+    uint64_t min = m->has_directive ? m->directive.generation : 0;
+    for (uint32_t i = 0; i < m->proc_count; i++) {
+        const struct wire_rank_report *r = &m->procs[i].rank_report;
+        if (r->state >= WIRE_RANK_LOADING && r->state < WIRE_RANK_EXITED && r->generation > min) {
+            min = r->generation;
+        }
+    }
+    return min;
+}
+
+static int directive_is_stale(const struct core_member *m, const struct wire_directive *d)
+{
+    if (d->run != m->config.run || d->head_epoch < m->head_epoch) {
+        return 1;
+    }
+    if (d->head_epoch == m->head_epoch) {
+        if (d->leader_incarnation == m->leader_old && m->leader_old != m->leader) {
+            return 1;
+        }
+        if (d->leader_incarnation == m->leader && d->sequence <= m->leader_sequence) {
+            return 1;
+        }
+    }
+    if (d->generation < member_generation_min(m)) {
+        return 1;
+    }
+    return m->has_directive && d->generation == m->directive.generation &&
+           d->phase < m->directive.phase;
+}
+
+static void directive_order(struct core_member *m, const struct wire_proc_order *order,
+                            uint64_t now_ms)
+{
+    struct member_proc *p = member_proc_find(m, order->incarnation);
+
+    if (order->forget) {
+        if (p && !member_proc_is_live(p)) {
+            member_effect(m, CORE_MEMBER_RELEASE)->incarnation = p->incarnation;
+            *p = m->procs[--m->proc_count];
+            m->report_due = 1;
+        }
+        return;
+    }
+    if (!p) {
+        core_member_on_proc_adopted(m, order->incarnation, order->rank, 0, now_ms);
+        p = &m->procs[m->proc_count - 1];
+        if (order->kill) { /* it never ran here */
+            p->rank_report.state = WIRE_RANK_EXITED;
+            p->status = (struct wire_exit){.code = -1, .by_us = 1};
+            return;
+        }
+        struct core_member_effect *e = member_effect(m, CORE_MEMBER_START);
+        e->incarnation = order->incarnation;
+        e->rank = order->rank;
+        return;
+    }
+    if (order->kill && !p->kill_sent && member_proc_is_live(p)) {
+        p->kill_sent = 1;
+        struct core_member_effect *e = member_effect(m, CORE_MEMBER_KILL);
+        e->incarnation = p->incarnation;
+        e->stacks = order->stacks;
+    }
+}
+
+/* A live rank's present arena is never dropped before the end, whoever says so. */
+static int arena_is_in_use(const struct core_member *m, uint64_t arena)
+{
+    for (uint32_t i = 0; i < m->proc_count; i++) {
+        if (member_proc_is_live(&m->procs[i]) && m->procs[i].rank_report.arena == arena) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void directive_drop(struct core_member *m, uint64_t arena)
+{
+    for (uint32_t i = 0; i < m->arena_count; i++) {
+        if (m->arenas[i].info.arena != arena || arena_is_in_use(m, arena)) {
+            continue;
+        }
+        bl_extent_list_close(&m->arenas[i].info.extents);
+        m->arenas[i] = m->arenas[--m->arena_count];
+        m->dropped = core_grow(m->dropped, m->dropped_count, sizeof(*m->dropped));
+        m->dropped[m->dropped_count++] = arena;
+        member_effect(m, CORE_MEMBER_DROP_ARENA)->arena = arena;
+        m->report_due = 1;
+        return;
+    }
+}
+
+static void save_remove(struct core_member *m, uint32_t index, enum core_member_effect_kind kind)
+{
+    member_effect(m, kind)->attempt = m->saves[index].attempt;
+    free(m->saves[index].part_json);
+    m->saves[index] = m->saves[--m->save_count];
+    memset(&m->saves[m->save_count], 0, sizeof(m->saves[0]));
+    m->report_due = 1;
+}
+
+static void directive_saves(struct core_member *m, const struct wire_directive *d)
+{
+    for (uint32_t i = m->save_count; i-- > 0;) {
+        enum wire_save_state state = WIRE_SAVE_CANCELLED; /* not named: nobody wants it any more */
+        for (uint32_t k = 0; k < d->save_count; k++) {
+            if (d->saves[k].attempt == m->saves[i].attempt) {
+                state = d->saves[k].state;
+            }
+        }
+        if (state == WIRE_SAVE_CANCELLED) {
+            save_remove(m, i, CORE_MEMBER_ENGINE_CANCEL);
+        } else if (state == WIRE_SAVE_COMMITTED) {
+            save_remove(m, i, CORE_MEMBER_ENGINE_DONE);
+        }
+    }
+    for (uint32_t k = 0; k < d->save_count; k++) {
+        int is_known = 0;
+        for (uint32_t i = 0; i < m->save_count; i++) {
+            is_known |= m->saves[i].attempt == d->saves[k].attempt;
+        }
+        if (is_known || d->saves[k].state != WIRE_SAVE_WRITE || m->save_count == WIRE_SAVES_MAX) {
+            continue;
+        }
+        m->saves[m->save_count] = d->saves[k];
+        m->saves[m->save_count++].part_json = NULL;
+        member_effect(m, CORE_MEMBER_ENGINE_WRITE)->attempt = d->saves[k].attempt;
+    }
+}
+
+/* Is there anything in the new directive that ranks should know? */
+static int directive_is_news(const struct core_member *m, const struct wire_directive *d)
+{
+    const struct wire_directive *was = &m->directive;
+    return !m->has_directive || was->generation != d->generation || was->phase != d->phase ||
+           was->request_id != d->request_id || was->request_flags != d->request_flags ||
+           was->unpin_through != d->unpin_through || was->leave != d->leave ||
+           was->refused_count != d->refused_count || strcmp(was->text, d->text) != 0;
+}
+
+static void directive_adopt(struct core_member *m, const struct wire_directive *d)
+{
+    if (d->head_epoch > m->head_epoch) {
+        m->head_epoch = d->head_epoch;
+        member_effect(m, CORE_MEMBER_EPOCH)->head_epoch = d->head_epoch;
+    }
+    if (d->leader_incarnation != m->leader) {
+        m->leader_old = m->leader;
+        m->leader = d->leader_incarnation;
+        m->report_acked = 0;
+        m->report_due = 1;
+        for (uint32_t i = 0; i < m->arena_count; i++) {
+            m->arenas[i].told = 0;
+        }
+    }
+    m->leader_sequence = d->sequence;
+    if (d->node_incarnation == m->config.node_incarnation && d->report_sequence > m->report_acked) {
+        m->report_acked = d->report_sequence;
+    }
+}
+
+void core_member_on_directive(struct core_member *m, const struct wire_directive *d,
+                              uint64_t now_ms)
+{
+    if (directive_is_stale(m, d)) {
+        return;
+    }
+    struct wire_directive copy;
+    if (wire_directive_copy(&copy, d) < 0) {
+        return; /* out of memory: the leader repeats it */
+    }
+    directive_adopt(m, d);
+    if (directive_is_news(m, d)) {
+        member_ranks_dirty(m);
+        m->report_due = 1;
+    }
+    if (m->has_directive) {
+        wire_directive_close(&m->directive);
+    }
+    m->directive = copy;
+    m->has_directive = 1;
+    if (d->node_incarnation == m->config.node_incarnation) {
+        for (uint32_t i = 0; i < d->order_count; i++) {
+            directive_order(m, &d->orders[i], now_ms);
+        }
+        for (uint32_t i = 0; i < d->drop_count; i++) {
+            directive_drop(m, d->drop_arenas[i]);
+        }
+        directive_saves(m, d);
+    }
+    member_ranks_flush(m, now_ms);
+    if (d->phase == WIRE_PHASE_DONE && d->leave && m->proc_count == 0 && !m->done) {
+        m->done = 1;
+        member_effect(m, CORE_MEMBER_DONE)->verdict = d->verdict;
+    }
+}
