@@ -56,6 +56,8 @@ void ckpt_store_close(struct ckpt_store *store);
 /* The run that the root belongs to; view of the store. */
 const char *ckpt_store_run(const struct ckpt_store *store);
 const char *ckpt_store_path(const struct ckpt_store *store);
+/* What is wrong with the BELAY file of a root that was opened for reading all the same, or "". */
+const char *ckpt_store_damage(const struct ckpt_store *store);
 
 /* ---- Saving ---- */
 

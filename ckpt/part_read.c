@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads parts: windows of whole chunks, several in flight, every chunk's digest checked before
+ * anybody sees its bytes. Only chunks that are wanted are read.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ckpt/part.h"
+#include "ckpt/queue.h"
+
+int ckpt_part_index_load(struct ckpt_io *io, const char *dir, const char *name,
+                         const uint64_t *expect, struct ckpt_index *ret, struct bl_errmsg *msg)
+{
+    char file[CKPT_PART_NAME_MAX + 16], path[CKPT_PATH_MAX];
+    char *data = NULL;
+    size_t bytes = 0;
+    int rc;
+
+    snprintf(file, sizeof(file), "%s" CKPT_INDEX_SUFFIX, name);
+    rc = ckpt_path_join(path, dir, file, NULL, msg);
+    if (rc == 0) {
+        rc = ckpt_io_read_file(io, path, CKPT_INDEX_BYTES_MAX, &data, &bytes, msg);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    if (expect != NULL && bl_xxh3(data, bytes) != *expect) {
+        rc = bl_err(msg, BL_EDIGEST, "digest differs from the manifest's");
+    } else {
+        rc = ckpt_index_decode(ret, (const uint8_t *)data, bytes, msg);
+    }
+    free(data);
+    return rc < 0 ? bl_err_in(msg, rc, "%s", path) : 0;
+}
+
+/* A window in flight. */
+struct window {
+    uint32_t slot;
+    uint32_t bytes;
+    uint64_t offset;
+    const uint8_t *data;
+};
+
+struct part_scan {
+    const struct ckpt_part_reader *reader;
+    struct ckpt_queue *queue;
+    int fd;
+    uint64_t next; /* first byte that was not looked at yet */
+    struct window windows[CKPT_QUEUE_DEPTH_MAX];
+    uint32_t first, count; /* a ring of windows in flight */
+};
+
+/* The next window with wanted chunks: from the first to the last wanted one within the reach of a
+ * buffer. False at the end. */
+static bool next_window(struct part_scan *scan, struct window *ret)
+{
+    const struct ckpt_part_reader *reader = scan->reader;
+    const struct ckpt_index *index = reader->index;
+    uint64_t end = index->part_bytes, from = UINT64_MAX, to = 0;
+
+    while (scan->next < end) {
+        uint64_t lo = scan->next;
+        uint64_t hi = lo + index->chunk_bytes < end ? lo + index->chunk_bytes : end;
+
+        if (from != UINT64_MAX && hi - from > CKPT_QUEUE_BYTES) {
+            break;
+        }
+        scan->next = hi;
+        if (reader->wanted == NULL || reader->wanted(reader->arg, lo, hi)) {
+            from = from == UINT64_MAX ? lo : from;
+            to = hi;
+        }
+    }
+    if (from == UINT64_MAX) {
+        return false;
+    }
+    *ret = (struct window){.offset = from, .bytes = (uint32_t)(to - from)};
+    return true;
+}
+
+static int read_error(const struct part_scan *scan, int code, struct bl_errmsg *msg)
+{
+    const struct ckpt_index *index = scan->reader->index;
+    uint64_t at = 0;
+    uint32_t chunk;
+
+    BL_IGNORE(ckpt_queue_drain(scan->queue, &at), "only asks where it failed");
+    chunk = (uint32_t)(at / index->chunk_bytes);
+    return bl_err_code(msg, code, "read %s (chunk %u at byte %llu, tensor %s)", scan->reader->path,
+                       chunk, (unsigned long long)at, ckpt_index_chunk_tensor(index, chunk));
+}
+
+/* Keeps as many reads in flight as there are buffers. */
+static int read_ahead(struct part_scan *scan, struct bl_errmsg *msg)
+{
+    struct window window;
+    void *data;
+    int rc;
+
+    while (scan->count < ckpt_queue_depth(scan->queue) && next_window(scan, &window)) {
+        rc = ckpt_queue_take(scan->queue, &window.slot, &data);
+        if (rc == 0) {
+            window.data = data;
+            rc = ckpt_queue_read(scan->queue, window.slot, scan->fd, window.bytes, window.offset);
+        }
+        if (rc < 0) {
+            return read_error(scan, rc, msg);
+        }
+        scan->windows[(scan->first + scan->count) % CKPT_QUEUE_DEPTH_MAX] = window;
+        scan->count++;
+    }
+    return 0;
+}
+
+static int check_chunks(const struct ckpt_part_reader *reader, const struct window *window,
+                        struct bl_errmsg *msg)
+{
+    const struct ckpt_index *index = reader->index;
+    int rc = 0;
+
+    for (uint32_t at = 0; rc == 0 && at < window->bytes; at += index->chunk_bytes) {
+        uint32_t left = window->bytes - at;
+        uint32_t bytes = left < index->chunk_bytes ? left : index->chunk_bytes;
+        uint32_t chunk = (uint32_t)((window->offset + at) / index->chunk_bytes);
+
+        if (bl_xxh3(window->data + at, bytes) == index->chunks[chunk]) {
+            continue;
+        }
+        if (reader->bad_chunk != NULL) {
+            rc = reader->bad_chunk(reader->arg, chunk, msg);
+        } else {
+            rc = bl_err(msg, BL_EDIGEST,
+                        "%s: chunk %u (bytes %llu to %llu, tensor %s): digest differs",
+                        reader->path, chunk, (unsigned long long)(window->offset + at),
+                        (unsigned long long)(window->offset + at + bytes),
+                        ckpt_index_chunk_tensor(index, chunk));
+        }
+    }
+    return rc;
+}
+
+/* Waits for the oldest window, checks it, hands it over. */
+static int finish_window(struct part_scan *scan, struct bl_errmsg *msg)
+{
+    const struct ckpt_part_reader *reader = scan->reader;
+    struct window window = scan->windows[scan->first];
+    uint32_t bytes = 0;
+    int rc = ckpt_queue_wait(scan->queue, window.slot, &bytes);
+
+    if (rc < 0) {
+        return read_error(scan, rc, msg);
+    }
+    if (bytes != window.bytes) {
+        return bl_err(msg, BL_EFORMAT, "%s: became shorter while it was read", reader->path);
+    }
+    reader->result->bytes_read += bytes;
+    rc = check_chunks(reader, &window, msg);
+    if (rc == 0) {
+        rc = reader->window(reader->arg, window.offset, window.data, window.bytes, msg);
+    }
+    ckpt_queue_give(scan->queue, window.slot);
+    scan->first = (scan->first + 1) % CKPT_QUEUE_DEPTH_MAX;
+    scan->count--;
+    return rc;
+}
+
+static int part_open_read(const struct ckpt_part_reader *reader, int *ret_fd, bool *ret_direct,
+                          struct bl_errmsg *msg)
+{
+    struct ckpt_io *io = reader->io;
+    bool direct = (io->disable & CKPT_IO_NO_DIRECT) == 0;
+    uint64_t size = 0;
+    int fd, rc = io->ops->size(io, reader->path, &size);
+
+    if (rc < 0) {
+        return bl_err_code(msg, rc, "open %s", reader->path);
+    }
+    if (size != reader->index->part_bytes) {
+        return bl_err(msg, BL_EFORMAT, "%s: %llu bytes, not %llu", reader->path,
+                      (unsigned long long)size, (unsigned long long)reader->index->part_bytes);
+    }
+    fd = io->ops->open(io, reader->path, O_RDONLY | (direct ? O_DIRECT : 0), 0);
+    if (fd == -EINVAL && direct) {
+        direct = false;
+        fd = io->ops->open(io, reader->path, O_RDONLY, 0);
+    }
+    if (fd < 0) {
+        return bl_err_code(msg, fd, "open %s", reader->path);
+    }
+    *ret_fd = fd;
+    *ret_direct = direct;
+    return 0;
+}
+
+int ckpt_part_read(const struct ckpt_part_reader *reader, struct bl_errmsg *msg)
+{
+    struct part_scan scan = {.reader = reader, .fd = -1};
+    struct ckpt_queue_info info;
+    bool direct = false;
+    int rc = part_open_read(reader, &scan.fd, &direct, msg);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = ckpt_queue_new(&scan.queue, reader->io, msg);
+    while (rc == 0) {
+        if (reader->cancel != NULL && atomic_load(reader->cancel) != 0) {
+            rc = bl_err(msg, BL_EABORTED, "%s: cancelled", reader->path);
+            break;
+        }
+        rc = read_ahead(&scan, msg);
+        if (rc < 0 || scan.count == 0) {
+            break;
+        }
+        rc = finish_window(&scan, msg);
+    }
+    if (scan.queue != NULL) {
+        ckpt_queue_info(scan.queue, &info);
+        reader->result->path = info.path;
+        reader->result->registered = info.registered;
+        reader->result->direct = direct && info.direct;
+    }
+    ckpt_queue_free(scan.queue);
+    BL_IGNORE(reader->io->ops->close(reader->io, scan.fd), "opened for reading");
+    return rc;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of a root: names, the opened checkpoint, the trash. For the ckpt_*.c files that implement
+ * ckpt.h; programs use ckpt.h.
+ *
+ *     ROOT/BELAY                                   which run this is
+ *     ROOT/latest                                  a hint
+ *     ROOT/step-000000001200.g7/                   committed
+ *     ROOT/.step-000000001300.g7.a1.NONCE.tmp/     an attempt
+ *     ROOT/.trash/NAME.NONCE/                      retired; its part files are recycled
+ *     ROOT/.reserve-NODE                           room for the commit record
+ */
+#ifndef BL_CKPT_STORE_H
+#define BL_CKPT_STORE_H
+
+#include "ckpt/ckpt.h"
+#include "ckpt/ckpt_io.h"
+#include "ckpt/index.h"
+
+#define CKPT_ROOT_FILE          "BELAY"
+#define CKPT_ROOT_FILE_MAX      4096u
+#define CKPT_LATEST_FILE        "latest"
+#define CKPT_TRASH_DIR          ".trash"
+#define CKPT_MANIFEST_FILE      "manifest.json"
+#define CKPT_MANIFEST_TEMP_FILE "manifest.json.tmp"
+/* A part that another engine says is there may be seen late on a network file system: how long the
+ * commit looks for it before it believes that the part is missing. */
+#define CKPT_VISIBLE_MS 3000
+
+struct ckpt_store {
+    struct ckpt_io *io; /* keeps */
+    char path[CKPT_PATH_MAX];
+    char run[CKPT_RUN_MAX]; /* "": not known (damage) */
+    char node[CKPT_NODE_MAX];
+    char damage[CKPT_WHY_MAX]; /* of the BELAY file; only in stores opened for reading */
+    bool writable, shared;
+    uint64_t reserve_bytes;
+};
+
+/* Directory names. Parsing is exact: only what formatting gives is accepted. */
+void ckpt_dir_name(char ret[CKPT_DIR_MAX], uint64_t step, uint64_t generation);
+bool ckpt_dir_parse(const char *name, uint64_t *ret_step, uint64_t *ret_generation);
+void ckpt_attempt_name(char ret[CKPT_DIR_MAX], const struct ckpt_attempt *attempt);
+bool ckpt_attempt_parse(const char *name, struct ckpt_attempt *ret);
+
+uint64_t ckpt_nonce(void);
+
+/* A checkpoint or attempt read whole but for the parts' bytes. */
+struct ckpt_opened {
+    struct ckpt_manifest manifest; /* parts[].held are the indexes' lists' contents: see decode */
+    uint64_t manifest_digest;
+    struct ckpt_index *indexes; /* owned; one per part */
+    char *text;                 /* owned: the manifest's */
+    size_t text_bytes;
+};
+void ckpt_opened_close(struct ckpt_opened *opened);
+
+/* Reads manifest, part sizes and indexes of directory `dir` of the root and checks them against one
+ * another. BL_EFOREIGN for another run. Errors name file and what is wrong. */
+BL_MUST_CHECK int ckpt_opened_load(struct ckpt_store *store, const char *dir,
+                                   struct ckpt_opened *ret, struct bl_errmsg *msg);
+/* Only the manifest. */
+BL_MUST_CHECK int ckpt_opened_manifest(struct ckpt_store *store, const char *dir,
+                                       struct ckpt_opened *ret, struct bl_errmsg *msg);
+/* The size of a part's file is `bytes`? `path` is its directory. */
+BL_MUST_CHECK int ckpt_part_size_check(struct ckpt_io *io, const char *path, const char *name,
+                                       uint64_t bytes, struct bl_errmsg *msg);
+
+/* Moves a directory of the root into .trash, durably; its not being there is fine. */
+BL_MUST_CHECK int ckpt_trash_move(struct ckpt_store *store, const char *dir, struct bl_errmsg *msg);
+
+/* Renames an attempt with a manifest to its final name, durably. When a good checkpoint of that
+ * name and state is there already, the attempt goes to .trash and *ret_already is set; a broken one
+ * there makes way. */
+BL_MUST_CHECK int ckpt_finish_forward(struct ckpt_store *store, const char *attempt_dir,
+                                      const struct ckpt_manifest *manifest, bool *ret_already,
+                                      struct bl_errmsg *msg);
+
+/* BL_EFORMAT unless the store was opened with a run and a node. */
+BL_MUST_CHECK int ckpt_store_writable(const struct ckpt_store *store, struct bl_errmsg *msg);
+
+#endif
