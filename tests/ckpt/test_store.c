@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole checkpoints: saved in one cut, found, loaded in another, byte by byte. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/ckpt/sample.h"
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        struct bl_errmsg msg_ = {0};                                                               \
+        struct bl_errmsg *msg = &msg_;                                                             \
+        int rc_ = (call);                                                                          \
+        if (rc_ != 0) {                                                                            \
+            fail_msg("%s: %d %s", #call, rc_, msg->text);                                          \
+        }                                                                                          \
+    } while (0)
+
+static char root[256];
+
+static int setup(void **state)
+{
+    (void)state;
+    sample_scale = 1;
+    sample_dir_make(root, NULL);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    sample_dir_remove(root);
+    return 0;
+}
+
+static void check_newest(struct ckpt_store *store, uint64_t step)
+{
+    struct ckpt_scan scan;
+    const struct ckpt_entry *entry;
+    struct bl_state_digest digest = sample_digest(step);
+
+    OK(ckpt_scan(store, &scan, msg));
+    entry = ckpt_scan_newest(&scan, NULL, 0);
+    assert_non_null(entry);
+    assert_int_equal(entry->step, step);
+    assert_true(bl_state_digest_equal(&entry->digest, &digest));
+    sample_load_check(store, entry->dir, SAMPLE_FLAT, 1, step);
+    ckpt_scan_close(&scan);
+}
+
+static void test_store_loads_the_same_bytes_in_any_other_cut(void **state)
+{
+    static const uint32_t worlds[] = {1, 2, 3, 4, 7};
+    struct ckpt_store *store;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    for (uint32_t c = 0; c < 3; c++) {
+        for (uint32_t w = 0; w < 5; w++) {
+            uint64_t step = 100 + c * 10 + w;
+            char dir[CKPT_DIR_MAX];
+
+            OK(sample_save(store, (enum sample_cut)c, worlds[w], step, 7, 1, msg));
+            snprintf(dir, sizeof(dir), "step-%012llu.g7", (unsigned long long)step);
+            for (uint32_t c2 = 0; c2 < 3; c2++) {
+                for (uint32_t w2 = 0; w2 < 5; w2++) {
+                    sample_load_check(store, dir, (enum sample_cut)c2, worlds[w2], step);
+                }
+            }
+        }
+    }
+    check_newest(store, 124);
+    ckpt_store_close(store);
+}
+
+static void test_store_works_on_every_path_of_io(void **state)
+{
+    static const unsigned disable[] = {0, CKPT_IO_NO_URING, CKPT_IO_NO_DIRECT, CKPT_IO_NO_REGISTER,
+                                       CKPT_IO_NO_URING | CKPT_IO_NO_DIRECT};
+
+    (void)state;
+    sample_scale = 150; /* several buffers, an end that is not aligned */
+    for (uint32_t i = 0; i < 5; i++) {
+        struct ckpt_io io = *ckpt_io_real();
+        struct ckpt_store *store;
+
+        io.disable = disable[i];
+        io.queue_depth = i == 1 ? 1 : 3;
+        OK(sample_open(&store, root, &io, msg));
+        OK(sample_save(store, SAMPLE_FLAT, 3, 10 + i, 1, 1, msg));
+        check_newest(store, 10 + i);
+        ckpt_store_close(store);
+    }
+}
+
+static void test_store_commit_twice_is_once(void **state)
+{
+    struct ckpt_store *store;
+    struct ckpt_scan scan;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 4, 5, 1, 1, msg));
+    OK(sample_save(store, SAMPLE_ROWS, 3, 5, 1, 2, msg));
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(scan.count, 1);
+    assert_int_equal(scan.entries[0].part_count, 2);
+    ckpt_scan_close(&scan);
+    check_newest(store, 5);
+    ckpt_store_close(store);
+}
+
+static void test_store_of_another_run_is_refused_by_its_id(void **state)
+{
+    struct ckpt_store_config config = {
+        .path = root, .run = "other", .node = "n0", .create = true, .nodes = 1};
+    struct ckpt_store *store = NULL;
+    struct bl_errmsg why = {0};
+    char path[300];
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 1, 5, 1, 1, msg));
+    ckpt_store_close(store);
+    assert_int_equal(ckpt_store_open(&store, &config, &why), BL_EFOREIGN);
+    assert_non_null(strstr(why.text, SAMPLE_RUN));
+    assert_non_null(strstr(why.text, "--recover"));
+    snprintf(path, sizeof(path), "%s/BELAY", root);
+    assert_int_equal(unlink(path), 0); /* even then: the manifests tell */
+    assert_int_equal(ckpt_store_open(&store, &config, &why), BL_EFOREIGN);
+    OK(sample_open(&store, root, NULL, msg)); /* its own run makes it anew */
+    check_newest(store, 5);
+    ckpt_store_close(store);
+}
+
+static void test_store_without_a_root_is_not_made_for_reading(void **state)
+{
+    struct ckpt_store_config config = {.path = root};
+    struct ckpt_store *store = NULL;
+    struct bl_errmsg why = {0};
+    char deep[300];
+
+    (void)state;
+    assert_int_equal(ckpt_store_open(&store, &config, &why), -ENOENT);
+    snprintf(deep, sizeof(deep), "%s/not/there", root);
+    config.path = deep;
+    assert_int_equal(ckpt_store_open(&store, &config, &why), -ENOENT);
+    OK(sample_open(&store, deep, NULL, msg));
+    ckpt_store_close(store);
+}
+
+static void test_store_refuses_what_is_not_built(void **state)
+{
+    struct ckpt_store_config config = {
+        .path = root, .run = SAMPLE_RUN, .node = "n0", .create = true, .nodes = 2};
+    struct ckpt_part_job job = {.name = "part-0000", .codec = "planes"};
+    const struct ckpt_attempt attempt = {1, 1, 1, 1};
+    struct ckpt_part_result result;
+    struct ckpt_store *store = NULL;
+    struct bl_errmsg why = {0};
+
+    (void)state;
+    assert_int_equal(ckpt_store_open(&store, &config, &why), BL_ENOTBUILT);
+    config.shared = true;
+    OK(ckpt_store_open(&store, &config, msg));
+    OK(ckpt_attempt_begin(store, &attempt, msg));
+    assert_int_equal(ckpt_save_part(store, &attempt, &job, &result, &why), BL_ENOTBUILT);
+    assert_non_null(strstr(why.text, "planes"));
+    ckpt_store_close(store);
+}
+
+static void test_store_retains_the_newest_and_recycles_the_rest(void **state)
+{
+    struct ckpt_retain_result result;
+    struct ckpt_store *store;
+    struct ckpt_scan scan;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    for (uint64_t step = 1; step <= 6; step++) {
+        OK(sample_save(store, SAMPLE_FLAT, 4, step, 1, 1, msg));
+        OK(ckpt_retain(store, 3, NULL, 0, &result, msg));
+        OK(ckpt_sweep(store, 1, NULL, msg));
+        assert_int_equal(result.kept, step < 3 ? step : 3);
+        assert_int_equal(result.removed, step > 3 ? 1 : 0);
+    }
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(scan.count, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        sample_load_check(store, scan.entries[i].dir, SAMPLE_ROWS, 3, 6 - i);
+    }
+    ckpt_scan_close(&scan);
+    OK(ckpt_retain(store, 0, NULL, 0, &result, msg)); /* never fewer than two */
+    assert_int_equal(result.kept, 2);
+    ckpt_store_close(store);
+}
+
+static void test_store_walks_back_over_cut_lines_and_broken_ones(void **state)
+{
+    const struct ckpt_cut cuts[] = {{3, 20}};
+    struct ckpt_store *store;
+    struct ckpt_scan scan;
+    char path[300];
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 10, 1, 1, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 20, 2, 1, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 30, 2, 1, msg)); /* a plan of generation 3 ended it */
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(ckpt_scan_newest(&scan, NULL, 0)->step, 30);
+    assert_int_equal(ckpt_scan_newest(&scan, cuts, 1)->step, 20);
+    ckpt_scan_close(&scan);
+    snprintf(path, sizeof(path), "%s/step-000000000030.g2/part-0000.safetensors", root);
+    assert_int_equal(truncate(path, 100), 0);
+    snprintf(path, sizeof(path), "%s/step-000000000020.g2/manifest.json", root);
+    assert_int_equal(unlink(path), 0);
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(scan.count, 3);
+    assert_int_equal(ckpt_scan_newest(&scan, NULL, 0)->step, 10);
+    assert_int_equal(scan.entries[0].state, CKPT_BROKEN);
+    assert_non_null(strstr(scan.entries[0].why, "part-0000.safetensors: 100 bytes"));
+    ckpt_scan_close(&scan);
+    ckpt_store_close(store);
+}
+
+static void test_store_finishes_a_cut_off_commit_forward(void **state)
+{
+    const struct ckpt_store_config reading = {.path = root};
+    struct ckpt_store *store;
+    struct ckpt_scan scan;
+    char from[400], to[400];
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 10, 1, 1, msg));
+    snprintf(from, sizeof(from), "%s/step-000000000010.g1", root);
+    snprintf(to, sizeof(to), "%s/.step-000000000010.g1.a1.00000000000000aa.tmp", root);
+    assert_int_equal(rename(from, to), 0);
+    ckpt_store_close(store);
+    OK(ckpt_store_open(&store, &reading, msg));
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(scan.entries[0].state, CKPT_FORWARD); /* a reader only says so */
+    assert_null(ckpt_scan_newest(&scan, NULL, 0));
+    ckpt_scan_close(&scan);
+    ckpt_store_close(store);
+    OK(sample_open(&store, root, NULL, msg));
+    check_newest(store, 10);
+    ckpt_store_close(store);
+}
+
+static void test_store_commit_refuses_an_incomplete_state(void **state)
+{
+    const struct ckpt_attempt attempt = {1, 1, 1, 1};
+    struct ckpt_manifest manifest = {.run = SAMPLE_RUN, .generation = 1, .step = 1};
+    struct ckpt_part_result part;
+    struct ckpt_commit_result result;
+    struct sample_shard shards[2];
+    struct ckpt_part parts[2] = {0};
+    struct bl_errmsg why = {0};
+    struct ckpt_store *store;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(ckpt_attempt_begin(store, &attempt, msg));
+    for (uint32_t i = 0; i < 2; i++) {
+        char name[16];
+        struct ckpt_source source;
+        struct ckpt_part_job job = {.name = name, .sources = &source, .source_count = 1};
+
+        snprintf(name, sizeof(name), "part-%u", i);
+        sample_shard_init(&shards[i], SAMPLE_FLAT, 2, i, 1, true);
+        source = (struct ckpt_source){&shards[i].list, shards[i].data};
+        OK(ckpt_save_part(store, &attempt, &job, &part, msg));
+        snprintf(parts[i].name, sizeof(parts[i].name), "%s", name);
+        parts[i].bytes = part.bytes;
+        parts[i].index_digest = part.index_digest;
+        sample_shard_close(&shards[i]);
+    }
+    manifest.parts = parts;
+    manifest.part_count = 1;
+    assert_int_equal(ckpt_commit(store, &attempt, &manifest, &result, &why), BL_ENOSTATE);
+    manifest.part_count = 2;
+    manifest.state.sum[0] = 1;
+    assert_int_equal(ckpt_commit(store, &attempt, &manifest, &result, &why), BL_EDIGEST);
+    manifest.state.sum[0] = 0; /* not known: taken from the parts */
+    parts[1].index_digest ^= 1;
+    assert_int_equal(ckpt_commit(store, &attempt, &manifest, &result, &why), BL_EDIGEST);
+    parts[1].index_digest ^= 1;
+    OK(ckpt_commit(store, &attempt, &manifest, &result, msg));
+    assert_false(result.already);
+    for (uint32_t i = 0; i < 2; i++) {
+        bl_extent_list_close(&parts[i].held);
+    }
+    check_newest(store, 1);
+    ckpt_store_close(store);
+}
+
+static void test_store_load_lists_what_is_not_there(void **state)
+{
+    struct sample_shard shard;
+    struct ckpt_dest dest;
+    struct ckpt_load_result result;
+    struct bl_errmsg why = {0};
+    struct ckpt_store *store;
+    struct bl_tensor extra = {"extra.weight", BL_KIND_PARAM, BL_F32, 1, {5}};
+    struct bl_extent extent;
+    uint32_t index;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 10, 1, 1, msg));
+    sample_shard_init(&shard, SAMPLE_FLAT, 1, 0, 0, false);
+    OK(bl_extent_list_tensor(&shard.list, &extra, &index, msg));
+    bl_extent_whole(&extent, &extra, index, 0, 5);
+    OK(bl_extent_list_add(&shard.list, &extent));
+    dest = (struct ckpt_dest){&shard.list, shard.data};
+    assert_int_equal(ckpt_load(store, "step-000000000010.g1", &dest, 1, &result, &why),
+                     BL_ENOSTATE);
+    assert_non_null(strstr(why.text, "extra.weight"));
+    shard.list.extent_count--;
+    shard.list.tensors[0].shape[0]++;
+    assert_int_equal(ckpt_load(store, "step-000000000010.g1", &dest, 1, &result, &why), BL_EFORMAT);
+    sample_shard_close(&shard);
+    ckpt_store_close(store);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+        TEST(test_store_loads_the_same_bytes_in_any_other_cut),
+        TEST(test_store_works_on_every_path_of_io),
+        TEST(test_store_commit_twice_is_once),
+        TEST(test_store_of_another_run_is_refused_by_its_id),
+        TEST(test_store_without_a_root_is_not_made_for_reading),
+        TEST(test_store_refuses_what_is_not_built),
+        TEST(test_store_retains_the_newest_and_recycles_the_rest),
+        TEST(test_store_walks_back_over_cut_lines_and_broken_ones),
+        TEST(test_store_finishes_a_cut_off_commit_forward),
+        TEST(test_store_commit_refuses_an_incomplete_state),
+        TEST(test_store_load_lists_what_is_not_there),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
