@@ -31,7 +31,7 @@ struct alone_group {
 
 static int exit_code(int rc)
 {
-    return rc == 0 ? 0 : rc == BL_ECONFIG ? 2 : 3;
+    return rc == 0 ? 0 : rc == BL_ECONFIG || rc == BL_ENOTBUILT ? 2 : 3;
 }
 
 static void complain(uint32_t rank, uint32_t world, const struct bl_errmsg *msg)

@@ -39,6 +39,10 @@ int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t 
 {
     memset(rank, 0, sizeof *rank);
     rank->job = job;
+    if (job->train.reduction_fast || job->zero != 1 || job->tp != 1 || job->pp != 1) {
+        return bl_err(msg, BL_ENOTBUILT,
+                      "this trainer has train.reduction exact, layout.zero 1, tp 1 and pp 1 only");
+    }
     uint32_t per_round = job->lanes * job->train.micro_batch;
     if (per_round == 0 || job->train.global_batch % per_round != 0) {
         return bl_err(msg, BL_ECONFIG,

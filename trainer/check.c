@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `--check` and `--probe`: what a job will do here, without starting it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer/identity.h"
+#include "trainer/options.h"
+#include "trainer/step.h"
+
+const struct bl_job *train_job_load(const char *path)
+{
+    static struct bl_job job; /* over 100 KiB, too much for a stack */
+    struct bl_errmsg msg = {{0}};
+    if (bl_job_load(&job, path, &msg) != 0) {
+        fprintf(stderr, "belay-train: %s\n", msg.text);
+        return NULL;
+    }
+    return &job;
+}
+
+static int fail(int rc, const struct bl_errmsg *msg)
+{
+    fprintf(stderr, "belay-train: %s\n", msg->text);
+    return rc == BL_ECONFIG || rc == BL_ENOTBUILT ? 2 : 3;
+}
+
+static void print_bytes(const char *what, uint64_t bytes)
+{
+    double value = (double)bytes;
+    const char *unit = "B";
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    for (size_t i = 0; i < 4 && value >= 1024; i++) {
+        value /= 1024;
+        unit = units[i];
+    }
+    printf("  %-12s %8.1f %s\n", what, value, unit);
+}
+
+/* What one rank takes. Rank 0 has the largest share of lanes. */
+static void print_memory(const struct train_rank *rank, const struct bl_job *job)
+{
+    uint64_t model = train_model_bytes(&job->model, job->train.seq_len, job->train.micro_batch,
+                                       job->threads != 0 ? job->threads : 1);
+    uint64_t grads = lane_sum_bytes(&rank->shard, job->lanes);
+    uint64_t state = rank->shard.slot_bytes;
+    printf("memory of a rank, with %u ranks:\n", job->ranks);
+    print_bytes("weights", rank->params_bytes);
+    print_bytes("activations", model);
+    print_bytes("gradients", grads);
+    print_bytes("three slots", 3 * state);
+    print_bytes("sum", rank->params_bytes + model + grads + 3 * state);
+}
+
+int train_check_main(const char *job_path)
+{
+    struct bl_errmsg msg = {{0}};
+    const struct bl_job *job = train_job_load(job_path);
+    if (job == NULL) {
+        return 2;
+    }
+    struct train_rank rank;
+    int rc = train_rank_open(&rank, job, 1, &msg);
+    if (rc == 0) {
+        rc = train_rank_place(&rank, 0, job->ranks, &msg);
+    }
+    if (rc == 0) {
+        train_shard_layout(&rank.shard);
+        uint64_t samples = train_data_samples(rank.data);
+        printf("job %s: %llu parameters, %u ranks, %u lanes\n", job->name,
+               (unsigned long long)train_model_param_elems(rank.model), job->ranks, job->lanes);
+        printf("data: %llu tokens, %llu samples of %u for training, %llu held out\n",
+               (unsigned long long)train_data_tokens(rank.data), (unsigned long long)samples,
+               job->train.seq_len, (unsigned long long)train_data_eval_samples(rank.data));
+        printf(
+            "batch: %u lanes x %u micro-batches x %u sequences = %u; %llu steps are %.2f epochs\n",
+            job->lanes, rank.micro_batches, job->train.micro_batch, job->train.global_batch,
+            (unsigned long long)job->train.steps,
+            (double)job->train.steps * job->train.global_batch / (double)samples);
+        print_memory(&rank, job);
+    }
+    train_rank_close(&rank);
+    return rc == 0 ? 0 : fail(rc, &msg);
+}
+
+int train_probe_main(const char *job_path, uint32_t threads)
+{
+    struct bl_errmsg msg = {{0}};
+    const struct bl_job *job = train_job_load(job_path);
+    if (job == NULL) {
+        return 2;
+    }
+    struct train_rank rank;
+    struct train_identity id;
+    int rc = train_rank_open(&rank, job, threads, &msg);
+    if (rc == 0) {
+        rc = train_identity(&rank, &id, &msg);
+    }
+    if (rc == 0) {
+        printf("function %016llx\njob %016llx\ndata %016llx\nprobe %016llx\nbuild %s\n",
+               (unsigned long long)id.function_id, (unsigned long long)id.job_digest,
+               (unsigned long long)id.data_digest, (unsigned long long)id.probe, id.build);
+    }
+    train_rank_close(&rank);
+    return rc == 0 ? 0 : fail(rc, &msg);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/identity.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/digest.h"
+
+#define TRAIN_ARITHMETIC "belay-train-1" /* changes when the trainer's own order of sums does */
+
+int train_identity(struct train_rank *rank, struct train_identity *ret, struct bl_errmsg *msg)
+{
+    int rc = kern_start(msg);
+    if (rc == 0) {
+        rc = train_model_probe(rank->model, rank->pool, &ret->probe, msg);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    ret->job_digest = bl_job_function_digest(rank->job);
+    ret->data_digest = train_data_digest(rank->data);
+    ret->build = kern_build_name();
+    char text[1024];
+    int n = snprintf(text, sizeof text, "%s job %016llx data %016llx build %s", TRAIN_ARITHMETIC,
+                     (unsigned long long)ret->job_digest, (unsigned long long)ret->data_digest,
+                     ret->build);
+    BL_ASSERT(n > 0 && (size_t)n < sizeof text);
+    ret->function_id = bl_xxh3(text, (size_t)n);
+    return 0;
+}
