@@ -87,7 +87,8 @@ struct bl_job {
 /* Parses `text` (bytes long, at most BL_JOB_BYTES_MAX); `where` names it in errors
  * ("job.yaml:12:3: ..."). Relative paths are taken from `base_dir`. All checks that need only the
  * file are done (sums that must be exact, bounds); files are not opened. On error *ret is undefined
- * and the code is BL_ECONFIG. */
+ * and the code is BL_ECONFIG, or BL_ENOTBUILT for what a later version will have. The struct is
+ * large (about 140 KiB): keep it off small stacks. */
 BL_MUST_CHECK int bl_job_parse(struct bl_job *ret, const char *text, size_t bytes,
                                const char *where, const char *base_dir, struct bl_errmsg *msg);
 
@@ -101,6 +102,15 @@ char *bl_job_to_json(const struct bl_job *job);
 /* XXH3 over the canonical text of exactly those options that the arithmetic depends on: model,
  * data, train, lanes, tp; not ranks, threads, paths of roots, deadlines. */
 uint64_t bl_job_function_digest(const struct bl_job *job);
+
+/* Sets one option by its key ("ranks", "deadlines.beat"; no lists, no roots) and checks the whole
+ * again; on error the job is unchanged. BL_ECONFIG or BL_ENOTBUILT. */
+BL_MUST_CHECK int bl_job_set(struct bl_job *job, const char *key, const char *value,
+                             const char *base_dir, struct bl_errmsg *msg);
+
+/* The key of the first frozen option that differs, or NULL: whether `b` may resume the run of `a`.
+ * A view of the table. */
+const char *bl_job_frozen_difference(const struct bl_job *a, const struct bl_job *b);
 
 /* Prints the option table for `--help-job` and the manual page: name, type, bounds, default, help.
  */
