@@ -185,7 +185,7 @@ static const struct codec_field fields_save[] = {
     F_U64(wire_save, generation), F_U64(wire_save, line),
     F_U32(wire_save, root),       F_ENUM(wire_save, state, WIRE_SAVE_CANCELLED),
     F_STR(wire_save, dir),        F_TEXT(wire_save, part_json, WIRE_JSON_MAX),
-    F_STR(wire_save, text),
+    F_STR(wire_save, text),       F_U64S(wire_save, arenas, arena_count, WIRE_ARENAS_MAX),
 };
 static CODEC_TABLE(save, wire_save, save, NULL);
 

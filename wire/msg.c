@@ -61,7 +61,9 @@ static void msg_saves_close(struct wire_save *saves, uint32_t count)
 {
     for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
         free(saves[i].part_json);
+        free(saves[i].arenas);
         saves[i].part_json = NULL;
+        saves[i].arenas = NULL;
     }
 }
 
@@ -96,10 +98,13 @@ void wire_directive_close(struct wire_directive *directive)
 static int msg_saves_copy(struct wire_save *ret, const struct wire_save *from, uint32_t count)
 {
     for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
+        void *arenas = NULL;
         ret[i] = from[i];
-        ret[i].part_json = NULL;
-        if (from[i].part_json && !(ret[i].part_json = strdup(from[i].part_json))) {
-            msg_saves_close(ret, i);
+        ret[i].part_json = from[i].part_json ? strdup(from[i].part_json) : NULL;
+        int rc = msg_array_copy(&arenas, from[i].arenas, from[i].arena_count, sizeof(uint64_t));
+        ret[i].arenas = arenas;
+        if (rc < 0 || (from[i].part_json && !ret[i].part_json)) {
+            msg_saves_close(ret, i + 1);
             return -ENOMEM;
         }
     }

@@ -211,6 +211,8 @@ struct wire_save {    /* one attempt */
     char dir[WIRE_DIR_MAX]; /* of the attempt, below the root */
     char *part_json;        /* owned, may be NULL; opaque to the machines */
     char text[WIRE_TEXT_MAX];
+    uint32_t arena_count;
+    uint64_t *arenas; /* owned; WRITE: whose slots of `step` are the parts, over all nodes */
 };
 
 struct wire_report { /* member -> leader */

@@ -37,6 +37,7 @@ void core_member_free(struct core_member *m)
     }
     for (uint32_t i = 0; i < m->save_count; i++) {
         free(m->saves[i].part_json);
+        free(m->saves[i].arenas);
     }
     free(m->arenas);
     free(m->dropped);
@@ -243,6 +244,16 @@ void core_member_on_engine_written(struct core_member *m, uint64_t attempt, int 
     }
 }
 
+static int save_has_arena(const struct wire_save *save, uint64_t arena)
+{
+    for (uint32_t i = 0; i < save->arena_count; i++) {
+        if (save->arenas[i] == arena) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 int core_member_write(const struct core_member *m, uint64_t attempt, struct core_member_write *ret)
 {
     const struct wire_save *save = NULL;
@@ -263,14 +274,18 @@ int core_member_write(const struct core_member *m, uint64_t attempt, struct core
     ret->sources = core_alloc(m->arena_count, sizeof(*ret->sources));
     for (uint32_t i = 0; i < m->arena_count; i++) {
         const struct wire_arena_info *info = &m->arenas[i].info;
-        for (uint32_t k = 0; k < info->slot_count; k++) {
+        int best = -1; /* an arena may also hold a void copy of the step: the newest counts */
+        for (uint32_t k = 0; save_has_arena(save, info->arena) && k < info->slot_count; k++) {
             const struct wire_slot_info *slot = &info->slots[k];
-            if (slot->state == WIRE_SLOT_SEALED && slot->step == save->step && slot->pinned &&
-                slot->generation == save->generation) {
-                ret->sources[ret->source_count++] = (struct core_member_source){
-                    .arena = info->arena, .slot = k, .digest = slot->digest};
-                break;
+            if (slot->state == WIRE_SLOT_SEALED && slot->step == save->step &&
+                slot->generation <= save->generation &&
+                (best < 0 || slot->generation > info->slots[best].generation)) {
+                best = (int)k;
             }
+        }
+        if (best >= 0) {
+            ret->sources[ret->source_count++] = (struct core_member_source){
+                .arena = info->arena, .slot = (uint32_t)best, .digest = info->slots[best].digest};
         }
     }
     return 0;
@@ -319,6 +334,8 @@ void core_member_report(struct core_member *m, struct wire_report *ret, uint64_t
     ret->save_count = m->save_count;
     for (uint32_t i = 0; i < m->save_count; i++) {
         ret->saves[i] = m->saves[i];
+        ret->saves[i].arenas = NULL;
+        ret->saves[i].arena_count = 0;
         if (m->saves[i].part_json) {
             ret->saves[i].part_json = strdup(m->saves[i].part_json);
             BL_ASSERT(ret->saves[i].part_json);

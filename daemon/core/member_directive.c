@@ -191,6 +191,7 @@ static void save_remove(struct core_member *m, uint32_t index, enum core_member_
 {
     member_effect(m, kind)->attempt = m->saves[index].attempt;
     free(m->saves[index].part_json);
+    free(m->saves[index].arenas);
     m->saves[index] = m->saves[--m->save_count];
     memset(&m->saves[m->save_count], 0, sizeof(m->saves[0]));
     m->report_due = 1;
@@ -219,8 +220,11 @@ static void directive_saves(struct core_member *m, const struct wire_directive *
         if (is_known || d->saves[k].state != WIRE_SAVE_WRITE || m->save_count == WIRE_SAVES_MAX) {
             continue;
         }
-        m->saves[m->save_count] = d->saves[k];
-        m->saves[m->save_count++].part_json = NULL;
+        struct wire_save *save = &m->saves[m->save_count++];
+        *save = d->saves[k];
+        save->part_json = NULL;
+        save->arenas = core_alloc(save->arena_count, sizeof(*save->arenas));
+        memcpy(save->arenas, d->saves[k].arenas, save->arena_count * sizeof(*save->arenas));
         member_effect(m, CORE_MEMBER_ENGINE_WRITE)->attempt = d->saves[k].attempt;
     }
 }
