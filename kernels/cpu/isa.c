@@ -29,6 +29,11 @@ static int isa_is_there(void)
 #error "kernels: this architecture has not been tried"
 #endif
 
+/* OpenBLAS starts threads in a constructor, before main, and each of them spins for 100 ms before it
+ * sleeps: time that another rank on these cores needs, above all while a run recovers. This ends
+ * them; its fork handler does the same. Weak: the builds without threads do not have it. */
+extern int blas_thread_shutdown_(void) __attribute__((weak));
+
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 static char g_build[256];
 static char g_core[64];
@@ -36,6 +41,9 @@ static char g_core[64];
 static void start_once(void)
 {
     openblas_set_num_threads(1);
+    if (blas_thread_shutdown_ != NULL) {
+        blas_thread_shutdown_();
+    }
     const char *config = openblas_get_config();
     size_t length = strlen(config);
     while (length > 0 && config[length - 1] == ' ') {
