@@ -39,10 +39,13 @@ cl_head() {
 cl_node_start() {
     local node=$1 dir="$CL_DIR/$1" head
     head=$(cl_head)
+    # Without --head a daemon is the head.
+    local whom=(--head "127.0.0.1:${CL_PORT[$head]:-}")
+    [ "$node" != "$head" ] || whom=()
     mkdir -p "$dir/state"
     [ -n "${CL_PORT[$node]:-}" ] || CL_PORT[$node]=$(cl_port_free)
     "$CL_BIN/belayd" --name "$node" --state-dir "$dir/state" --socket "$dir/belayd.sock" \
-        --listen "127.0.0.1:${CL_PORT[$node]}" --head "127.0.0.1:${CL_PORT[$head]}" --foreground \
+        --listen "127.0.0.1:${CL_PORT[$node]}" --bulk 127.0.0.1:0 "${whom[@]}" --foreground \
         >>"$dir/belayd.log" 2>&1 </dev/null &
     CL_PID[$node]=$!
     local deadline=$((SECONDS + 15))
