@@ -16,7 +16,7 @@
  * beyond their type's; do not overlap unless said otherwise. N is the number of tokens (batch
  * times sequence length). B T C H: batch, sequence, channels, heads; d<name> is a gradient. `add`:
  * 0 overwrites the output, 1 adds to it. `pool` may be NULL: the caller's thread does all.
- * Functions here cannot fail once kern_start has succeeded, and take any size, 0 too.
+ * Functions here cannot fail once kern_start has succeeded, and take any size.
  */
 #ifndef KERN_KERNELS_KERN_H
 #define KERN_KERNELS_KERN_H
@@ -119,7 +119,8 @@ size_t kern_attention_scratch(const struct kern_attention_shape *shape, uint32_t
 
 /* q[B,q_len,H,D], k and v[B,kv_len,KV,D], out[B,q_len,H,D]. s = q k^T / sqrt(D) over keys up to the
  * query's own position, p = softmax(s), out = p v; by blocks of 64 queries. stats[B,H,q_len,2] =
- * the row's largest score and one over its sum of exponentials, for backward. */
+ * the row's largest score and one over its sum of exponentials, for backward. B * H * ceil(q_len /
+ * 64) is at most KERN_TASKS_MAX. */
 void kern_attention_forward(struct kern_pool *pool, float *out, float *stats, const float *q,
                             const float *k, const float *v, float *scratch,
                             const struct kern_attention_shape *shape);

@@ -46,6 +46,12 @@ static int check_shape(const struct train_model *model, struct bl_errmsg *msg)
                       "train.seq_len %u, train.micro_batch %u: at least 1, together at most %u",
                       model->seq_len, model->micro_batch, MODEL_SEQ_MAX);
     }
+    uint64_t tasks = (uint64_t)model->micro_batch * c->heads * ((model->seq_len + 63) / 64);
+    if (tasks > KERN_TASKS_MAX) {
+        return bl_err(msg, BL_ECONFIG,
+                      "model.heads %u is too many for train.micro_batch %u, train.seq_len %u",
+                      c->heads, model->micro_batch, model->seq_len);
+    }
     if (model->threads == 0 || model->threads > KERN_THREADS_MAX) {
         return bl_err(msg, BL_ECONFIG, "threads %u: 1 to %u", model->threads, KERN_THREADS_MAX);
     }

@@ -29,8 +29,8 @@ static int isa_is_there(void)
 #error "kernels: this architecture has not been tried"
 #endif
 
-/* OpenBLAS starts threads in a constructor, before main, and each of them spins for 100 ms before it
- * sleeps: time that another rank on these cores needs, above all while a run recovers. This ends
+/* OpenBLAS starts threads in a constructor, before main, and each of them spins for 100 ms before
+ * it sleeps: time that another rank on these cores needs, above all while a run recovers. This ends
  * them; its fork handler does the same. Weak: the builds without threads do not have it. */
 extern int blas_thread_shutdown_(void) __attribute__((weak));
 
