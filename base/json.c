@@ -105,7 +105,7 @@ int bl_json_u64(const json_t *object, const char *key, uint64_t min, uint64_t ma
 int bl_json_u32(const json_t *object, const char *key, uint32_t min, uint32_t max, uint32_t *ret,
                 struct bl_errmsg *msg)
 {
-    uint64_t wide;
+    uint64_t wide = 0;
     int rc = bl_json_u64(object, key, min, max, &wide, msg);
     if (rc == 0) {
         *ret = (uint32_t)wide;
@@ -159,7 +159,7 @@ int bl_json_string(const json_t *object, const char *key, size_t bytes_max, cons
 int bl_json_copy_string(const json_t *object, const char *key, char *out, size_t out_bytes,
                         struct bl_errmsg *msg)
 {
-    const char *text;
+    const char *text = NULL;
     int rc = bl_json_string(object, key, out_bytes, &text, msg);
     if (rc == 0) {
         memcpy(out, text, strlen(text) + 1);
@@ -169,7 +169,7 @@ int bl_json_copy_string(const json_t *object, const char *key, char *out, size_t
 
 int bl_json_hex64(const json_t *object, const char *key, uint64_t *ret, struct bl_errmsg *msg)
 {
-    const char *text;
+    const char *text = NULL;
     int rc = bl_json_string(object, key, SIZE_MAX, &text, msg);
     if (rc < 0) {
         return rc;
