@@ -4,8 +4,8 @@
  * the peers, step; when a new generation is called, or communication fails, park and ask for the
  * next plan. A rank never exits for what others did.
  *
- * Failpoints, in the order of a generation: mid-load, before-ready, mid-forward, mid-backward,
- * before-vote, voted-unapplied, mid-apply, mid-gather.
+ * Failpoints, in the order of a generation: mid-load, mid-gather, mid-forward, mid-backward,
+ * before-vote, voted-unapplied, mid-apply, mid-gather again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -271,10 +271,7 @@ static int generation_run(struct life *life, struct bl_errmsg *msg)
     if (rc == 0) {
         rc = train_step_gather(&life->rank, slot, msg);
     }
-    if (rc == 0) {
-        rc = BL_FAILPOINT("before-ready");
-    }
-    if (rc == 0) {
+    if (rc == 0) { /* the failpoint before-ready is in there */
         rc = belay_fail(life, belay_ready(life->belay), "ready", msg);
     }
     if (rc != 0) {
@@ -307,28 +304,39 @@ static int next_generation(struct life *life, int rc, const struct bl_errmsg *wh
     return belay_fail(life, rc, "next generation", msg);
 }
 
-/* Until the run is done or stopped: an exit code for belay_leave. */
+/* This rank's work is done. 0: the daemon let go, and the handle is gone; BL_EGEN: what it holds is
+ * wanted in one more generation. */
+static int leave(struct life *life, struct bl_errmsg *msg)
+{
+    BL_IGNORE(belay_beat(life->belay, BELAY_SECTION_LEAVE, 0), "a beat is only a hint");
+    int rc = belay_leave(life->belay, 0);
+    if (rc == 0) {
+        life->belay = NULL;
+        return 0;
+    }
+    return belay_fail(life, rc, "leave", msg);
+}
+
+/* Until the daemon lets this rank go: an exit code. */
 static int live(struct life *life)
 {
     for (;;) {
-        struct bl_errmsg msg = {{0}}, next_msg = {{0}};
+        struct bl_errmsg msg = {{0}};
         int rc = generation_run(life, &msg);
-        if (rc == LIFE_DONE || rc == BL_ESTOPPED) {
-            return 0;
-        }
         if (rc == BL_ENUMERIC) {
             fprintf(stderr, "belay-train: %s\n", msg.text);
-            exit(EXIT_NUMERIC);
+            return EXIT_NUMERIC;
         }
-        rc = next_generation(life, rc, &msg, &next_msg);
-        if (rc == BL_ESTOPPED) {
-            return 0;
-        }
-        while (rc == BL_EGEN) { /* called again while this one was still being planned */
-            rc = next_generation(life, rc, &msg, &next_msg);
-        }
+        do {
+            struct bl_errmsg why = msg;
+            rc = rc == LIFE_DONE || rc == BL_ESTOPPED ? leave(life, &msg)
+                                                      : next_generation(life, rc, &why, &msg);
+            if (rc == 0 && life->belay == NULL) {
+                return 0;
+            }
+        } while (rc == BL_EGEN || rc == BL_ESTOPPED);
         if (rc != 0) {
-            fprintf(stderr, "belay-train: %s\n", next_msg.text);
+            fprintf(stderr, "belay-train: %s\n", msg.text);
             return rc == BELAY_EREFUSED ? EXIT_CONFIG : EXIT_RETRY;
         }
     }
@@ -400,21 +408,16 @@ int train_supervised_main(const char *job_path)
         fprintf(stderr, "belay-train: %s\n", msg.text);
         return rc == BL_ECONFIG || rc == BL_ENOTBUILT ? EXIT_CONFIG : EXIT_COULDNOT;
     }
-    int code = 0;
     rc = join_run(&life);
-    if (rc == 0) {
-        code = live(&life);
-    } else if (rc != BELAY_ESTOPPED) {
+    if (rc == BELAY_ESTOPPED && life.belay != NULL) { /* the run ended before this rank began */
+        rc = leave(&life, &msg);
+        return rc == 0 ? 0 : EXIT_RETRY;
+    }
+    if (rc != 0) {
         return rc == BELAY_EREFUSED ? EXIT_CONFIG : EXIT_RETRY;
     }
+    int code = live(&life);
     train_watcher_stop(&life.watcher);
-    if (life.belay != NULL) {
-        rc = belay_leave(life.belay, code);
-        if (rc != 0 && code == 0) {
-            fprintf(stderr, "belay-train: leave: %s\n", bl_strerror(rc));
-            code = EXIT_RETRY;
-        }
-    }
     leave_peers(&life);
     return code;
 }
