@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The one home of documentation is the header: each prototype there, or the group of prototypes
-# that it opens, stands below a comment, but for the fixed verbs that say it all. Also reports functions over 70 lines (a report only).
+# that it belongs to, has a comment, but for the fixed verbs that say it all. Also reports functions
+# over 70 lines (a report only).
 set -euo pipefail
 # shellcheck source=tests/style/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -11,11 +12,15 @@ mapfile -t headers < <(style_files '*.h' | grep -v '^tests/')
 while IFS= read -r line; do
     style_complain "$line"
 done < <(awk '
-FNR == 1 { covered = 0; inside = 0; depth = 0; comment = 0; statement = 0 }
-# A comment covers what follows it without an empty line between.
-comment { if (/\*\//) { comment = 0; covered = 1 } next }
-/^[ \t]*\/\*/ { if (/\*\//) covered = 1; else comment = 1; next }
-/^[ \t]*$/ { if (!depth) covered = 0; next }
+# Lines without an empty one between them are a group; a group needs a comment.
+function group_end(    i) {
+    for (i = 1; i <= bare && !covered; i++) print pending[i]
+    bare = covered = 0
+}
+FNR == 1 { group_end(); depth = comment = statement = 0 }
+comment { if (/\*\//) comment = 0; next }
+/^[ \t]*$/ { if (!depth) group_end(); next }
+/\/\*/ { if (!depth) covered = 1; if (/^[ \t]*\/\*/) { if (!/\*\//) comment = 1; next } }
 /^[ \t]*#/ { next }
 statement { if (/;[ \t]*(\/\*.*)?$/) statement = 0; next }
 {
@@ -24,9 +29,11 @@ statement { if (/;[ \t]*(\/\*.*)?$/) statement = 0; next }
 }
 /^[A-Za-z_].*[ *][a-z][a-z0-9_]*\(/ && !/^(typedef|extern "C"|_Static_assert|static|KERN_INLINE)/ &&
 !/_(close|free|copy|equal)\(/ {
-    if (!covered && !/\/\*/) printf "%s:%d: prototype without a comment: %s\n", FILENAME, FNR, $0
-    if (!/;[ \t]*(\/\*.*)?$/) statement = 1
-}' "${headers[@]}")
+    pending[++bare] = FILENAME ":" FNR ": prototype without a comment: " $0
+}
+/^[A-Za-z_].*\(/ && !/;[ \t]*(\/\*.*)?$/ { statement = 1 }
+END { group_end() }
+' "${headers[@]}")
 
 mapfile -t sources < <(style_files '*.c' | grep -v '^tests/')
 long=$(awk '
