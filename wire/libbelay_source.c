@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where state is loaded from: sealed slots in this node's memory (mapped for reading) and in that
+ * of other nodes (read by ranges over TCP). A copy that cannot be read, or is not what the plan
+ * says, is passed over: another may hold the same, and what is missing in the end is an error with
+ * a name.
+ */
+#include "wire/libbelay.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+#define SOURCE_CHUNK_BYTES (64ull << 20) /* between two looks at whether to go on */
+
+void lb_sources_close(struct lb_sources *sources)
+{
+    for (uint32_t i = 0; i < sources->count; i++) {
+        struct lb_source *source = &sources->items[i];
+        bl_extent_list_close(&source->list);
+        if (source->owned_map) {
+            bl_mem_free(source->map, source->bytes);
+        }
+        wire_sock_close(&source->bulk);
+    }
+    free(sources->items);
+    memset(sources, 0, sizeof(*sources));
+}
+
+/* Is the slot in this arena what the plan says? Then its list moves to the source. `map` holds at
+ * least header and table of the `bytes` bytes. */
+static int source_check(const struct belay *b, struct lb_source *source, const void *map,
+                        size_t bytes, struct bl_errmsg *msg)
+{
+    struct wire_arena_info info;
+    int rc = wire_arena_read(&info, map, bytes, msg);
+    if (rc) {
+        return rc;
+    }
+    const struct wire_slot_info *slot =
+        source->copy->slot < info.slot_count ? &info.slots[source->copy->slot] : NULL;
+    if (info.arena != source->copy->arena || !slot || slot->state != WIRE_SLOT_SEALED ||
+        slot->step != b->plan.step) {
+        bl_extent_list_close(&info.extents);
+        return bl_err(msg, BL_ENOSTATE, "arena %016llx has no sealed step %llu in slot %u",
+                      (unsigned long long)source->copy->arena, (unsigned long long)b->plan.step,
+                      source->copy->slot);
+    }
+    const struct wire_arena_header *header = map;
+    source->list = info.extents;
+    source->slot_offset = header->data_offset + header->slot_bytes * source->copy->slot;
+    return 0;
+}
+
+/* ---- this node ---- */
+
+static int local_open(struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
+{
+    if (source->copy->arena == b->arena.id) {
+        source->map = b->arena.map;
+        source->bytes = b->arena.bytes;
+        return source_check(b, source, source->map, source->bytes, msg);
+    }
+    struct wire_copy_open question = {.arena = source->copy->arena};
+    struct wire_copy_opened answer;
+    int fd = -1;
+    int rc =
+        lb_link_ask(b, WIRE_TYPE_COPY_OPEN, &question, WIRE_TYPE_COPY_OPENED, &answer, &fd, msg);
+    if (rc) {
+        return rc;
+    }
+    rc = bl_memfd_check(fd, answer.bytes, &source->bytes, msg);
+    if (!rc) {
+        source->map = bl_mem_map(fd, source->bytes, 0);
+        source->owned_map = source->map != NULL;
+        rc = source->map ? source_check(b, source, source->map, source->bytes, msg)
+                         : bl_err_code(msg, -errno, "map a copy of %zu bytes", source->bytes);
+    }
+    close(fd);
+    return rc;
+}
+
+/* ---- other nodes ---- */
+
+static int bulk_read(const struct belay *b, struct lb_source *source, uint64_t offset,
+                     uint64_t bytes, void *out, struct bl_errmsg *msg)
+{
+    struct wire_bulk_read question = {
+        .run = b->run,
+        .generation = b->plan.generation,
+        .key = {b->plan.comm_key[0], b->plan.comm_key[1]},
+        .arena = source->copy->arena,
+        .offset = offset,
+        .bytes = bytes,
+    };
+    struct wire_bulk_data answer;
+    int rc = wire_sock_send(&source->bulk, WIRE_TYPE_BULK_READ, &question, b->plan.generation,
+                            b->incarnation, NULL, 0, LB_BULK_MS, msg);
+    if (!rc) {
+        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_BULK_DATA, &answer, LB_BULK_MS, msg);
+    }
+    if (!rc && answer.rc) {
+        rc = bl_err(msg, answer.rc < 0 ? answer.rc : BL_EPROTO, "%s", answer.text);
+    }
+    if (!rc && answer.bytes != bytes) {
+        rc = bl_err(msg, BL_EPROTO, "%llu bytes instead of %llu", (unsigned long long)answer.bytes,
+                    (unsigned long long)bytes);
+    }
+    if (!rc) {
+        rc = wire_sock_recv_raw(&source->bulk, out, bytes, LB_BULK_MS, msg);
+    }
+    return rc ? bl_err_in(msg, rc, "bulk read from %s", source->copy->bulk_addr) : 0;
+}
+
+static int remote_connect(const struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
+{
+    int fd = wire_tcp_connect(source->copy->bulk_addr, LB_BULK_MS, msg);
+    if (fd < 0) {
+        return fd;
+    }
+    wire_sock_init(&source->bulk, fd);
+    struct wire_hello hello = {
+        .version = WIRE_FRAME_VERSION,
+        .role = WIRE_ROLE_BULK,
+        .run = b->run,
+        .incarnation = b->incarnation,
+        .pid = (uint32_t)getpid(),
+    };
+    memcpy(hello.node, b->node, sizeof(hello.node));
+    memcpy(hello.build, BELAY_VERSION, sizeof(BELAY_VERSION));
+    struct wire_hello answer;
+    int rc = wire_sock_send(&source->bulk, WIRE_TYPE_HELLO, &hello, b->plan.generation,
+                            b->incarnation, NULL, 0, LB_BULK_MS, msg);
+    if (!rc) {
+        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_HELLO, &answer, LB_BULK_MS, msg);
+    }
+    if (!rc) {
+        wire_hello_free(&answer);
+    }
+    return rc;
+}
+
+/* Reads header and table into memory that has the whole arena's addresses but not its pages, so
+ * that one reader serves both kinds. */
+static int remote_open(const struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
+{
+    struct wire_arena_header header;
+    int rc = remote_connect(b, source, msg);
+    if (!rc) {
+        rc = bulk_read(b, source, 0, sizeof(header), &header, msg);
+    }
+    if (rc) {
+        return rc;
+    }
+    if (header.magic != WIRE_ARENA_MAGIC || header.slot_count > WIRE_SLOTS_MAX ||
+        header.data_offset > SOURCE_CHUNK_BYTES || header.data_offset < sizeof(header) ||
+        header.slot_bytes > UINT64_MAX / 16) {
+        return bl_err(msg, BL_EFORMAT, "arena %016llx: not an arena",
+                      (unsigned long long)source->copy->arena);
+    }
+    uint64_t bytes = header.data_offset + header.slot_bytes * header.slot_count;
+    char *head = malloc(header.data_offset);
+    if (!head) {
+        return bl_err(msg, -ENOMEM, "out of memory for a header");
+    }
+    rc = bulk_read(b, source, 0, header.data_offset, head, msg);
+    if (!rc) {
+        rc = source_check(b, source, head, bytes, msg);
+    }
+    free(head);
+    return rc;
+}
+
+/* ---- both ---- */
+
+static int source_is_open(const struct lb_sources *sources, const struct wire_copy *copy)
+{
+    for (uint32_t i = 0; i < sources->count; i++) {
+        if (sources->items[i].copy == copy) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int is_end(int rc)
+{
+    return rc == BL_EGEN || rc == BL_ESTOPPED || rc == BL_ECONFIG || rc == -ENOMEM;
+}
+
+int lb_sources_open(struct belay *b, struct lb_sources *sources, int remote, struct bl_errmsg *msg)
+{
+    int left = remote ? remote : INT32_MAX;
+    if (!sources->items) {
+        sources->items = calloc(b->plan.copy_count + 1u, sizeof(*sources->items));
+        if (!sources->items) {
+            return bl_err(msg, -ENOMEM, "out of memory for %u copies", b->plan.copy_count);
+        }
+    }
+    for (uint32_t i = 0; i < b->plan.copy_count && left > 0; i++) {
+        const struct wire_copy *copy = &b->plan.copies[i];
+        int local = !strcmp(copy->node, b->node) || copy->arena == b->arena.id;
+        if (local == (remote != 0) || source_is_open(sources, copy)) {
+            continue;
+        }
+        struct lb_source *source = &sources->items[sources->count];
+        memset(source, 0, sizeof(*source));
+        source->copy = copy;
+        source->bulk.fd = -1;
+        int rc = local ? local_open(b, source, msg) : remote_open(b, source, msg);
+        sources->count++; /* also a failed one: it is not tried again, and closed with the others */
+        left--;
+        if (is_end(rc)) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int lb_source_copy(struct belay *b, struct lb_source *source, const struct bl_run *run, void *dst,
+                   struct bl_errmsg *msg)
+{
+    for (uint64_t done = 0; done < run->bytes;) {
+        uint64_t bytes = run->bytes - done;
+        bytes = bytes > SOURCE_CHUNK_BYTES ? SOURCE_CHUNK_BYTES : bytes;
+        uint64_t from = source->slot_offset + run->src_offset + done;
+        char *to = (char *)dst + run->dst_offset + done;
+        if (source->map) {
+            memcpy(to, (const char *)source->map + from, bytes);
+        } else {
+            int rc = bulk_read(b, source, from, bytes, to, msg);
+            if (rc) {
+                return rc;
+            }
+        }
+        done += bytes;
+    }
+    return 0;
+}
