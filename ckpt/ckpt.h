@@ -150,7 +150,7 @@ struct ckpt_entry {
     uint32_t part_count, world;
     double loss;
     struct bl_state_digest digest;
-    uint64_t manifest_digest;
+    uint64_t manifest_digest, function_id;
     char why[CKPT_WHY_MAX];
 };
 

@@ -225,7 +225,7 @@ static int stream_write(struct part_writer *writer, struct bl_errmsg *msg)
     return 0;
 }
 
-/* Renames some part file out of .trash to `path`; true when that worked. */
+/* Renames some part file of a retired checkpoint out of .trash to `path`; true when that worked. */
 static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
 {
     struct ckpt_names dirs = {0}, files = {0};
@@ -236,7 +236,9 @@ static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
         return false;
     }
     for (uint32_t i = 0; i < dirs.count && !done; i++) {
-        if (ckpt_path_join(dir, trash, dirs.names[i], NULL, NULL) < 0 ||
+        /* A cancelled attempt (".tmp" in its name) may have a writer yet; a checkpoint has not. */
+        if (strncmp(dirs.names[i], "step-", 5) != 0 || strstr(dirs.names[i], ".tmp") != NULL ||
+            ckpt_path_join(dir, trash, dirs.names[i], NULL, NULL) < 0 ||
             io->ops->list(io, dir, CKPT_ENTRIES_MAX, &files) < 0) {
             continue;
         }

@@ -137,14 +137,14 @@ static int gather(struct ckpt_store *store, const char *path, struct ckpt_manife
     return 0;
 }
 
-static void reserve_release(struct ckpt_store *store)
+/* Gives the reserve up; false when there was none. */
+static bool reserve_release(struct ckpt_store *store)
 {
     char name[CKPT_NODE_MAX + 16], path[CKPT_PATH_MAX];
 
     snprintf(name, sizeof(name), ".reserve-%s", store->node);
-    if (ckpt_path_join(path, store->path, name, NULL, NULL) == 0) {
-        BL_IGNORE(store->io->ops->unlink(store->io, path), "then there was no reserve");
-    }
+    return ckpt_path_join(path, store->path, name, NULL, NULL) == 0 &&
+           store->io->ops->unlink(store->io, path) == 0;
 }
 
 static int manifest_write(struct ckpt_store *store, const char *path, const char *text,
@@ -178,8 +178,7 @@ static int manifest_write_at_last(struct ckpt_store *store, const char *path, co
     char temp[CKPT_PATH_MAX];
     int rc = manifest_write(store, path, text, bytes, &why);
 
-    if ((rc == -ENOSPC || rc == -EDQUOT) && store->reserve_bytes > 0) {
-        reserve_release(store);
+    if ((rc == -ENOSPC || rc == -EDQUOT) && reserve_release(store)) {
         if (ckpt_path_join(temp, path, CKPT_MANIFEST_TEMP_FILE, NULL, NULL) == 0) {
             BL_IGNORE(store->io->ops->unlink(store->io, temp), "the next try tells");
         }

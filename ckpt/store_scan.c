@@ -160,6 +160,7 @@ static void entry_fill(struct ckpt_entry *entry, const struct ckpt_opened *opene
     entry->loss = manifest->metrics.loss;
     entry->digest = manifest->state;
     entry->manifest_digest = opened->manifest_digest;
+    entry->function_id = manifest->function_id;
     for (uint32_t i = 0; i < manifest->part_count; i++) {
         entry->bytes += manifest->parts[i].bytes;
     }

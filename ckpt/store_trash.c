@@ -144,7 +144,10 @@ int ckpt_sweep(struct ckpt_store *store, uint64_t generation, const struct ckpt_
     }
     for (uint32_t i = 0; i < names.count; i++) { /* one directory's parts are enough for a save */
         if (ckpt_path_join(path, trash, names.names[i], NULL, NULL) == 0) {
-            kept = trash_empty(store, path, !kept) > 0 || kept;
+            bool keep =
+                !kept && strstr(names.names[i], ".tmp") == NULL; /* no attempt's: see recycle */
+
+            kept = trash_empty(store, path, keep) > 0 || kept;
         }
     }
     ckpt_names_close(&names);

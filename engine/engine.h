@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * belay-engine from inside. The main thread owns the socket to the daemon; two workers do what can
+ * take long, so that a load never waits behind a save:
+ *
+ *     socket -> main -> writer: write, commit (and after its answer: verify, retain), cancel
+ *                  \--> reader: scan, load
+ *     socket <- main <- answers (a list under a lock, an eventfd wakes the main thread)
+ *
+ * Started as `belay-engine --fd N`, N being one end of a socket pair. It says hello first, answers
+ * each question once, and leaves when the other end closes.
+ *
+ * The JSON that goes through the daemon unread:
+ *
+ *     part_json      {"name":"part-0003","node":"n3","bytes":123,"index":"0123456789abcdef"}
+ *     manifest_json  what the parts do not say; each member may be missing, others are passed over:
+ *                    {"job":{the frozen job},"layout":{"world":4,"dp":4,"tp":1,"pp":1,"zero":1},
+ *                    "lanes":4,"seed":"7","samples":9600,"metrics":{"loss":2.5,"tokens":1228800},
+ *                    "function":"16 hex digits","state_digest":"32 hex digits"}
+ *                    What is missing is taken from the job where it says it.
+ */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "ckpt/ckpt.h"
+#include "wire/codec.h"
+
+#define ENGINE_QUEUE_MAX 64u /* questions waiting in one lane; more is a broken daemon */
+/* How long the engine lets its workers finish after the daemon has gone; then it leaves as it is:
+ * nothing half-written counts. */
+#define ENGINE_LEAVE_MS 5000u
+
+struct engine_task { /* a question */
+    enum wire_type type;
+    void *message; /* owned: struct of the type */
+    int fds[WIRE_FDS_MAX];
+    uint32_t fd_count; /* owned */
+    atomic_int cancel; /* set by the main thread; relaxed order is enough for a flag */
+    struct engine_task *next;
+};
+
+struct engine_answer {
+    enum wire_type type;
+    void *message; /* owned: struct of the type */
+    struct engine_answer *next;
+};
+
+struct engine;
+
+struct engine_lane { /* a worker and its queue */
+    struct engine *engine;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t wake;
+    struct engine_task *first, *last; /* waiting */
+    struct engine_task *current;      /* being worked on */
+    uint32_t count;
+    bool stop;
+    bool done; /* the thread has left */
+};
+
+struct engine {
+    struct engine_lane writer, reader;
+    pthread_mutex_t lock; /* guards the answers */
+    struct engine_answer *first, *last;
+    int wake_fd; /* eventfd */
+};
+
+/* ---- work.c: any thread unless said otherwise ---- */
+
+BL_MUST_CHECK int engine_start(struct engine *engine, struct bl_errmsg *msg);
+/* Main thread. Cancels all, waits at most ENGINE_LEAVE_MS; false: a worker hangs. */
+bool engine_stop(struct engine *engine);
+/* Main thread. Takes the task, whatever it returns. BL_ELIMIT when the lane is full. */
+BL_MUST_CHECK int engine_submit(struct engine *engine, struct engine_task *task);
+/* Main thread. Sets the cancel flag of the write of this attempt, waiting or running. */
+void engine_cancel(struct engine *engine, uint64_t attempt);
+void engine_task_free(struct engine_task *task);
+/* Queues an answer; the message's owned members go with it (it is copied flat). */
+void engine_answer(struct engine *engine, enum wire_type type, const void *message);
+/* Main thread. The oldest answer, the caller's, or NULL. */
+struct engine_answer *engine_answer_take(struct engine *engine);
+void engine_answer_free(struct engine_answer *answer);
+
+/* ---- save.c, fetch.c: workers ---- */
+
+void engine_write(struct engine *engine, struct engine_task *task);
+void engine_commit(struct engine *engine, struct engine_task *task);
+void engine_cancelled(struct engine *engine, struct engine_task *task);
+void engine_scan(struct engine *engine, struct engine_task *task);
+void engine_load(struct engine *engine, struct engine_task *task);
+/* Opens the root that a message names. *ret is owned. */
+BL_MUST_CHECK int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
+                                   struct bl_errmsg *msg);
+
+/* ---- describe.c ---- */
+
+/* The JSON of a part; owned, NULL when out of memory. */
+char *engine_part_json(const struct ckpt_part_result *part, const char *node);
+BL_MUST_CHECK int engine_part_parse(struct ckpt_part *ret, const char *json, struct bl_errmsg *msg);
+/* Fills what manifest_json says; the caller has set run, generation, line, step. */
+BL_MUST_CHECK int engine_manifest_fill(struct ckpt_manifest *manifest, const char *json,
+                                       struct bl_errmsg *msg);
+
+#endif

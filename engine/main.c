@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* belay-engine: speaks with its daemon over one end of a socket pair; the workers do the rest. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "engine/engine.h"
+#include "wire/sock.h"
+
+static void usage(FILE *to)
+{
+    fputs("usage: belay-engine --fd N\n"
+          "\n"
+          "Writes, reads and retires checkpoints for belayd, which starts it with one end\n"
+          "of a socket pair as descriptor N. Not for use by hand; see belay-engine(8).\n"
+          "\n"
+          "  --fd N       the descriptor (default 3)\n"
+          "  --version    print the version\n"
+          "  --help       print this\n",
+          to);
+}
+
+/* How many descriptors belong to a message. */
+static uint32_t fds_of(enum wire_type type, const void *message)
+{
+    if (type == WIRE_TYPE_ENGINE_WRITE) {
+        return ((const struct wire_engine_write *)message)->arena_count;
+    }
+    return type == WIRE_TYPE_ENGINE_LOAD ? 1 : 0;
+}
+
+static bool is_question(uint32_t type)
+{
+    return type == WIRE_TYPE_ENGINE_WRITE || type == WIRE_TYPE_ENGINE_COMMIT ||
+           type == WIRE_TYPE_ENGINE_CANCEL || type == WIRE_TYPE_ENGINE_SCAN ||
+           type == WIRE_TYPE_ENGINE_LOAD;
+}
+
+/* Turns a frame into a task and queues it. */
+static int take_frame(struct engine *engine, struct wire_sock *sock, const struct wire_frame *frame,
+                      struct bl_errmsg *msg)
+{
+    enum wire_type type = (enum wire_type)frame->type;
+    struct engine_task *task;
+    uint32_t fd_count;
+    int rc;
+
+    if (!is_question(frame->type)) {
+        return bl_err(msg, BL_EPROTO, "%s is no question to an engine",
+                      wire_type_name(frame->type));
+    }
+    task = calloc(1, sizeof(*task));
+    if (task == NULL || (task->message = calloc(1, wire_message_size(type))) == NULL) {
+        free(task);
+        return bl_err_code(msg, -ENOMEM, "task");
+    }
+    task->type = type;
+    rc = wire_message_decode(type, task->message, frame->payload, frame->payload_bytes, msg);
+    if (rc == 0) {
+        fd_count = fds_of(type, task->message);
+        rc = fd_count > WIRE_FDS_MAX ? BL_ELIMIT : wire_sock_fds_take(sock, task->fds, fd_count);
+        task->fd_count = rc == 0 ? fd_count : 0;
+        rc = rc < 0 ? bl_err_code(msg, rc, "descriptors of %s", wire_type_name(type)) : 0;
+    }
+    if (rc < 0) {
+        engine_task_free(task);
+        return rc;
+    }
+    if (type == WIRE_TYPE_ENGINE_CANCEL) {
+        engine_cancel(engine, ((struct wire_engine_cancel *)task->message)->attempt.attempt);
+    }
+    rc = engine_submit(engine, task);
+    return rc < 0 ? bl_err_code(msg, rc, "too many questions at once") : 0;
+}
+
+static int read_frames(struct engine *engine, struct wire_sock *sock, struct bl_errmsg *msg)
+{
+    struct wire_frame frame;
+    int rc = wire_sock_read(sock);
+
+    if (rc < 0) {
+        return rc;
+    }
+    while ((rc = wire_sock_next(sock, &frame, msg)) > 0) {
+        rc = take_frame(engine, sock, &frame, msg);
+        if (rc < 0) {
+            return rc;
+        }
+    }
+    return rc;
+}
+
+static int post_answers(struct engine *engine, struct wire_sock *sock, struct bl_errmsg *msg)
+{
+    struct engine_answer *answer;
+    uint64_t count;
+    int rc = 0;
+
+    BL_IGNORE(read(engine->wake_fd, &count, sizeof(count)) < 0, "nobody woke us");
+    while (rc == 0 && (answer = engine_answer_take(engine)) != NULL) {
+        rc = wire_sock_post(sock, answer->type, answer->message, 0, 0, msg);
+        engine_answer_free(answer);
+    }
+    return rc;
+}
+
+static int say_hello(struct wire_sock *sock, struct bl_errmsg *msg)
+{
+    struct wire_engine_hello hello = {.version = WIRE_FRAME_VERSION, .pid = (uint32_t)getpid()};
+
+    snprintf(hello.build, sizeof(hello.build), "%s", BELAY_VERSION);
+    return wire_sock_post(sock, WIRE_TYPE_ENGINE_HELLO, &hello, 0, 0, msg);
+}
+
+/* Until the daemon closes its end (0), or something breaks. */
+static int serve(struct engine *engine, struct wire_sock *sock, struct bl_errmsg *msg)
+{
+    int rc = say_hello(sock, msg);
+
+    while (rc == 0) {
+        int left = wire_sock_flush(sock);
+        struct pollfd polls[2] = {
+            {sock->fd, (short)(left > 0 ? POLLIN | POLLOUT : POLLIN), 0},
+            {engine->wake_fd, POLLIN, 0},
+        };
+
+        if (left < 0) {
+            return left == BL_EPEER || left == -EPIPE ? 0 : left;
+        }
+        if (poll(polls, 2, -1) < 0 && errno != EINTR) {
+            return bl_err_code(msg, -errno, "poll");
+        }
+        if ((polls[1].revents & POLLIN) != 0) {
+            rc = post_answers(engine, sock, msg);
+        }
+        if (rc == 0 && (polls[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+            rc = read_frames(engine, sock, msg);
+        }
+    }
+    return rc == BL_EPEER || rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
+}
+
+static int parse_args(int argc, char **argv, int *ret_fd)
+{
+    for (int i = 1; i < argc; i++) {
+        char *end = NULL;
+        long fd;
+
+        if (strcmp(argv[i], "--help") == 0) {
+            usage(stdout);
+            return 0;
+        }
+        if (strcmp(argv[i], "--version") == 0) {
+            printf("belay-engine %s\n", BELAY_VERSION);
+            return 0;
+        }
+        if (strcmp(argv[i], "--fd") != 0 || i + 1 >= argc) {
+            fprintf(stderr, "belay-engine: %s: unknown option; see belay-engine --help\n", argv[i]);
+            return 2;
+        }
+        fd = strtol(argv[++i], &end, 10);
+        if (*end != '\0' || fd < 0 || fd > 1 << 20) {
+            fprintf(stderr, "belay-engine: --fd %s: a descriptor's number expected\n", argv[i]);
+            return 2;
+        }
+        *ret_fd = (int)fd;
+    }
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    static struct engine engine;
+    struct bl_errmsg why = {0};
+    struct wire_sock sock;
+    int fd = 3, code = parse_args(argc, argv, &fd);
+    int rc;
+
+    if (code >= 0) {
+        return code;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGINT, SIG_IGN); /* the terminal's: the daemon decides, and closes the socket */
+    BL_IGNORE(setpriority(PRIO_PROCESS, 0, 5) < 0, "only kinder to the ranks");
+    rc = wire_unix_peer_check(fd, &why);
+    if (rc < 0) {
+        fprintf(stderr, "belay-engine: descriptor %d is no socket of a daemon: %s\n", fd, why.text);
+        return 3;
+    }
+    rc = engine_start(&engine, &why);
+    if (rc < 0) {
+        fprintf(stderr, "belay-engine: %s\n", why.text);
+        return 3;
+    }
+    wire_sock_init(&sock, fd);
+    rc = serve(&engine, &sock, &why);
+    if (rc < 0) {
+        bl_log(BL_LOG_ERROR, "engine", "%s", why.text[0] != '\0' ? why.text : bl_strerror(rc));
+    }
+    if (!engine_stop(&engine)) {
+        _exit(rc < 0 ? 3 : 0); /* a worker hangs in a disk; the kernel ends it when it can */
+    }
+    wire_sock_close(&sock);
+    return rc < 0 ? 3 : 0;
+}
