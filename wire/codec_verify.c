@@ -39,6 +39,7 @@ static int type_fits(const struct codec_field *field, const ProtobufCFieldDescri
 
 static size_t kind_align(const struct codec_field *field)
 {
+    size_t align = 1;
     switch (field->kind) {
     case CODEC_STR:
         return 1;
@@ -46,8 +47,12 @@ static size_t kind_align(const struct codec_field *field)
     case CODEC_I32:
         return 4;
     case CODEC_MSG:
-    case CODEC_MSGS_IN:
-        return field->sub->size % 8 ? 4 : 8;
+    case CODEC_MSGS_IN: /* as its strictest member */
+        for (uint32_t i = 0; i < field->sub->field_count; i++) {
+            size_t member = kind_align(&field->sub->fields[i]);
+            align = member > align ? member : align;
+        }
+        return align;
     default:
         return 8;
     }
