@@ -22,7 +22,7 @@ int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *roo
         .path = root->path,
         .run = root->run == 0 ? NULL : run,
         .node = root->node[0] == '\0' ? "engine" : root->node,
-        .create = root->create != 0,
+        .create = root->create != 0 && root->run != 0,
         .shared = root->shared != 0,
         .nodes = root->nodes,
         .reserve_bytes = root->reserve_bytes,
