@@ -106,6 +106,7 @@ BL_MUST_CHECK int comm_exchange(struct comm *comm, const struct comm_part *sends
 BL_MUST_CHECK int comm_allgather(struct comm *comm, void *base, const uint64_t *bounds,
                                  struct bl_errmsg *msg);
 
+/* Afterwards all have what `root` had in data[bytes]. */
 BL_MUST_CHECK int comm_broadcast(struct comm *comm, uint32_t root, void *data, uint64_t bytes,
                                  struct bl_errmsg *msg);
 

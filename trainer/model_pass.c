@@ -12,6 +12,7 @@
  */
 #include <string.h>
 
+#include "base/failpoint.h"
 #include "trainer/model_internal.h"
 
 struct pass {
@@ -92,6 +93,9 @@ static double forward(const struct pass *p, const int32_t *tokens, const int32_t
     kern_embedding_forward(p->pool, m->layers[0].x, tokens, p->params + model_embed_at(m), m->rows,
                            c->dim);
     for (uint32_t layer = 0; layer < c->layers; layer++) {
+        if (backward && layer == c->layers / 2) {
+            BL_IGNORE(BL_FAILPOINT("mid-forward"), "it acts by itself");
+        }
         layer_forward(p, layer, layer + 1 < c->layers ? m->layers[layer + 1].x : m->x);
     }
     kern_rmsnorm_forward(p->pool, m->norm, m->rstd, m->x, p->params + model_norm_at(m), m->rows,
@@ -141,6 +145,9 @@ static void backward(const struct pass *p, const int32_t *tokens)
                           p->params + model_norm_at(m), m->rstd, m->rows, c->dim, p->add);
     for (uint32_t layer = c->layers; layer-- > 0;) {
         layer_backward(p, layer);
+        if (layer == c->layers / 2) {
+            BL_IGNORE(BL_FAILPOINT("mid-backward"), "it acts by itself");
+        }
     }
     kern_embedding_backward(p->pool, p->grads + model_embed_at(m), m->dx, tokens, m->rows, c->dim,
                             c->vocab, p->add);

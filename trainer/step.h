@@ -73,6 +73,8 @@ BL_MUST_CHECK int train_step_gradient(struct train_rank *rank, uint64_t step,
 void train_step_apply(struct train_rank *rank, const struct train_step_result *step,
                       const void *from, void *to);
 
+/* Fills rank->params with the weights that all ranks' slots hold. Errors of the communicator; then
+ * rank->params is undefined until the next gather. */
 BL_MUST_CHECK int train_step_gather(struct train_rank *rank, const void *slot,
                                     struct bl_errmsg *msg);
 

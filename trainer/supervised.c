@@ -128,12 +128,15 @@ static int join_peers(struct life *life, struct bl_errmsg *msg)
         life->peers[r].endpoint = plan->peers[r].endpoint;
         life->peers[r].node = plan->peers[r].node;
     }
+    /* The daemon calls a rank hung long before; this only bounds a wait that nobody watches. */
+    uint64_t op_ms = bl_time_scaled_ms(life->job->deadlines.step_ceil);
     const struct comm_config config = {
         .rank = plan->rank,
         .world = plan->world,
         .generation = plan->generation,
         .key = {plan->comm_key[0], plan->comm_key[1]},
         .peers = life->peers,
+        .op_deadline_ms = op_ms < UINT32_MAX ? (uint32_t)op_ms : UINT32_MAX,
         .note = note_collective,
         .note_ctx = life,
     };
