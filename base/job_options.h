@@ -69,7 +69,10 @@ int job_section_exists(const char *key);
 /* The key or section that looks most like `key`; those of the same section come first. */
 void job_option_nearest(const char *key, char out[BL_JOB_KEY_MAX]);
 
+/* Is it a list of values ("data.files[]")? */
 int job_option_is_list(const struct job_option *option);
+
+/* Does it belong to an item of roots? */
 int job_option_is_root(const struct job_option *option);
 
 /* Reads `text` into the option's field at `base` (the job, a root, or one item's place less the

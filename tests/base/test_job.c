@@ -213,6 +213,8 @@ static const struct refusal refusals[] = {
     {17, "? [a, b]\n: c", BL_ECONFIG, "job.yaml:17:3: a key: must be a single word"},
     {17, "a: {b: {c: {d: 1}}}", BL_ECONFIG, NULL},
     {17, "run_dir: \"a\\tb\"", BL_ECONFIG, "job.yaml:17:10: run_dir: has a control character"},
+    {17, "run_dir: \"a\\u009eb\"", BL_ECONFIG, "job.yaml:17:10: run_dir: has a control character"},
+    {17, "run_dir: \"a\\u2028b\"", BL_ECONFIG, "job.yaml:17:10: run_dir: has a control character"},
     {17, "run_dir: \"a\\0b\"", BL_ECONFIG, "job.yaml:17:10: a NUL character is not allowed"},
     {17, "---", BL_ECONFIG, "job.yaml:17:1: a second document is not allowed"},
     {17, "threads: [", BL_ECONFIG, NULL},
@@ -334,6 +336,9 @@ static void test_job_set_leaves_the_job_alone_when_refused(void **state)
     assert_int_equal(bl_job_set(&job, "rank", "5", "/", &msg), BL_ECONFIG);
     assert_string_equal(msg.text, "unknown key 'rank' (nearest known: 'ranks')");
     assert_int_equal(bl_job_set(&job, "data.files[]", "x", "/", &msg), BL_ECONFIG);
+    assert_int_equal(bl_job_set(&job, "run_dir", "/\xc0\xaf", "/", &msg), BL_ECONFIG);
+    assert_string_equal(msg.text, "run_dir: is not valid UTF-8");
+    assert_int_equal(bl_job_set(&job, "run_dir", "a", "/\xed\xa0\x80", &msg), BL_ECONFIG);
     assert_int_equal(bl_job_set(&job, "env", "x", "/", &msg), BL_ENOTBUILT);
     assert_memory_equal(&job, &other, sizeof(job));
 }
