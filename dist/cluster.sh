@@ -133,3 +133,73 @@ cl_status_raw() {
     # 1 is "needs attention": an answer all the same.
     [ $? -le 1 ]
 }
+
+# --- what the programs print ------------------------------------------------------------------
+
+# The run in an answer of `belay status --json`: the newest one, or the newest that ended.
+CL_JQ_RUN='((.runs // [])[-1] // (.ended // [])[-1] // .) as $r |'
+
+# cl_status_fields: status on stdin; step, loss, tokens/s, live ranks, saved step, last event,
+# separated by tabs, none of them empty.
+cl_status_fields() {
+    jq -r "$CL_JQ_RUN"' [
+        ($r.step // 0),
+        (if $r.loss then ($r.loss * 1000 | round / 1000) else "-" end),
+        (if $r.tokens_per_s then ($r.tokens_per_s | round) else "-" end),
+        ([$r.ranks[]? | select(.state != "exited" and .state != "starting")] | length),
+        ($r.disk_step // $r.newest_disk.step // "-"),
+        (.last_event // "-" | if type == "object" then .name + " " + (.text // "") else . end
+         | if . == "" then "-" else . end)
+    ] | @tsv'
+}
+
+# cl_rank_pids: process ids of the live ranks, one a line, sorted.
+cl_rank_pids() {
+    cl_status_raw "$(cl_head)" |
+        jq -r "$CL_JQ_RUN"' $r.ranks[]? | select(.state != "exited" and .pid > 0) | .pid' | sort -n
+}
+
+# cl_rank_pid RANK
+cl_rank_pid() {
+    cl_status_raw "$(cl_head)" | jq -r --argjson rank "$1" "$CL_JQ_RUN"' $r.ranks[]?
+        | select(.rank == $rank and .state != "exited" and .pid > 0) | .pid' | head -n 1
+}
+
+# cl_helper_pids NAME: children of the cluster's daemons by that program name (shims that an older
+# daemon started have another parent: those are found by their folder).
+cl_helper_pids() {
+    local pid
+    for pid in $(pgrep -x "$1"); do
+        if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF "$CL_DIR/" ||
+            printf '%s\n' "${CL_PID[@]}" | grep -qx "$(ps -o ppid= -p "$pid" | tr -d ' ')"; then
+            echo "$pid"
+        fi
+    done
+}
+
+# cl_events_since SEQ: the head's events after that number, one JSON object a line.
+cl_events_since() {
+    timeout 5 "$CL_BIN/belay" events --since "$1" --json --socket "$(cl_socket "$(cl_head)")" 2>/dev/null |
+        jq -c --argjson since "$1" '(if type == "object" and has("events") then .events[] else . end)
+            | select(.seq > $since)'
+}
+
+# cl_events_newest: the newest number.
+cl_events_newest() {
+    cl_events_since 0 | jq -rs 'last.seq // 0'
+}
+
+# cl_run_digest: of the final state, when `belay run` has ended.
+cl_run_digest() {
+    jq -rs 'last | .digest // empty' "$CL_DIR/run.json"
+}
+
+# cl_alone_digest: out of what `belay-train --digest` prints.
+cl_alone_digest() {
+    sed -n 's/^digest //p' | tail -n 1
+}
+
+# cl_metrics: the file with an object for each step.
+cl_metrics() {
+    echo "$CL_DIR/run/metrics.jsonl"
+}
