@@ -37,7 +37,7 @@ static int setup(void **state)
     sample_scale = 20;
     sample_dir_make(root, NULL);
     assert_non_null(getenv("BELAY_BUILD"));
-    snprintf(path, sizeof(path), "%s/engine/belay-engine", getenv("BELAY_BUILD"));
+    snprintf(path, sizeof(path), "%s/belay-engine", getenv("BELAY_BUILD"));
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     engine_pid = fork();
     assert_true(engine_pid >= 0);

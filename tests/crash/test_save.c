@@ -110,7 +110,6 @@ static bool child_dies(enum ckpt_fault_kind kind, uint64_t at, uint64_t step, un
     int status = 0;
     pid_t pid;
 
-    attempts++; /* of the child */
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
@@ -120,6 +119,7 @@ static bool child_dies(enum ckpt_fault_kind kind, uint64_t at, uint64_t step, un
         fault.io.disable = disable;
         _exit(save(&fault.io, step, NULL) == 0 ? 0 : 1);
     }
+    attempts++; /* the child's */
     assert_int_equal(waitpid(pid, &status, 0), pid);
     if (WIFSIGNALED(status)) {
         assert_int_equal(WTERMSIG(status), SIGKILL);
