@@ -5,12 +5,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/digest_simd.h"
 #include "base/error.h"
-
-/* Constants of the state digest; digest.h gives the formula. Never change them: digests are
- * stored. They are the fractional bits of sqrt(2), and of sqrt(5) made odd. */
-#define DIGEST_SEED 0x6a09e667f3bcc908ULL
-#define DIGEST_STEP 0x3c6ef372fe94f82bULL
 
 uint64_t bl_xxh3(const void *data, size_t bytes)
 {
@@ -25,49 +21,61 @@ uint64_t bl_mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* mix_0 and mix_1 of one word under its key; digest.h gives the formula. */
+static inline __attribute__((always_inline)) void digest_mix(uint64_t word, uint64_t key,
+                                                             uint64_t sum[2])
+{
+    uint64_t x = word ^ key;
+    uint64_t q = (x & UINT32_MAX) * (x >> 32) + ((x << 32) | (x >> 32));
+    uint64_t m = q ^ (q >> 29);
+    sum[0] += m;
+    sum[1] += (m & UINT32_MAX) * (m >> 32) + ((m << 32) | (m >> 32));
+}
+
 /* The loop for one element size; `elem_bytes` is a constant in each of its inlined copies. */
 static inline __attribute__((always_inline)) void
-digest_add_sized(struct bl_state_digest *digest, uint64_t name_hash, uint64_t first,
-                 const unsigned char *bits, uint64_t count, size_t elem_bytes)
+digest_add_sized(struct bl_state_digest *digest, uint64_t key, const unsigned char *bits,
+                 uint64_t count, size_t elem_bytes)
 {
-    uint64_t key = (name_hash ^ DIGEST_SEED) + first * DIGEST_STEP;
-    uint64_t sum0 = 0;
-    uint64_t sum1 = 0;
+    uint64_t sum[2] = {0, 0};
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = 0;
         memcpy(&word, bits + i * elem_bytes, elem_bytes);
-        uint64_t factor = ((key << 32) | (key >> 32)) | 1;
-        /* One wide multiply per element bounds the speed: both sums live on it. */
-        unsigned __int128 product = (unsigned __int128)(word ^ key) * factor;
-        uint64_t low = (uint64_t)product;
-        uint64_t high = (uint64_t)(product >> 64);
-        sum0 += low ^ high;
-        sum1 += low ^ ((high << 32) | (high >> 32));
-        key += DIGEST_STEP;
+        digest_mix(word, key, sum);
+        key += BL_DIGEST_STEP;
     }
-    digest->sum[0] += sum0;
-    digest->sum[1] += sum1;
+    digest->sum[0] += sum[0];
+    digest->sum[1] += sum[1];
+}
+
+void bl_digest_add_scalar(struct bl_state_digest *digest, uint64_t key, const void *bits,
+                          uint64_t count, uint32_t elem_bytes)
+{
+    switch (elem_bytes) {
+    case 1:
+        digest_add_sized(digest, key, bits, count, 1);
+        break;
+    case 2:
+        digest_add_sized(digest, key, bits, count, 2);
+        break;
+    case 4:
+        digest_add_sized(digest, key, bits, count, 4);
+        break;
+    case 8:
+        digest_add_sized(digest, key, bits, count, 8);
+        break;
+    default:
+        BL_ASSERT(!"element size is 1, 2, 4 or 8");
+    }
 }
 
 void bl_state_digest_add(struct bl_state_digest *digest, uint64_t name_hash, uint64_t first,
                          const void *bits, uint64_t count, uint32_t elem_bytes)
 {
-    switch (elem_bytes) {
-    case 1:
-        digest_add_sized(digest, name_hash, first, bits, count, 1);
-        break;
-    case 2:
-        digest_add_sized(digest, name_hash, first, bits, count, 2);
-        break;
-    case 4:
-        digest_add_sized(digest, name_hash, first, bits, count, 4);
-        break;
-    case 8:
-        digest_add_sized(digest, name_hash, first, bits, count, 8);
-        break;
-    default:
-        BL_ASSERT(elem_bytes == 8); /* 1, 2, 4 or 8: nothing else */
-    }
+    uint64_t key = (name_hash ^ BL_DIGEST_SEED) + first * BL_DIGEST_STEP;
+    uint64_t done = bl_digest_add_simd(digest, key, bits, count, elem_bytes);
+    bl_digest_add_scalar(digest, key + done * BL_DIGEST_STEP,
+                         (const unsigned char *)bits + done * elem_bytes, count - done, elem_bytes);
 }
 
 void bl_state_digest_merge(struct bl_state_digest *digest, const struct bl_state_digest *other)

@@ -12,10 +12,14 @@
  *
  *       S = 6a09e667f3bcc908, G = 3c6ef372fe94f82b (hexadecimal)
  *
- *       key     = (name_hash xor S) + i * G                       mod 2^64
- *       product = (bits xor key) * (rotl64(key, 32) or 1)         all 128 bits: high, low
- *       mix_0   = low xor high
- *       mix_1   = low xor rotl64(high, 32)
+ *       key   = (name_hash xor S) + i * G                mod 2^64
+ *       x     = bits xor key
+ *       f(z)  = low32(z) * high32(z) + rotl64(z, 32)     mod 2^64
+ *       mix_0 = f(x) xor (f(x) >> 29)
+ *       mix_1 = f(mix_0)
+ *
+ *   For elements of up to 32 bits f is one-to-one at each i: any change of one element shows in
+ *   mix_0. The products are 32 x 32 bits, which vector units have.
  *
  *   Integers only, hence the same on every machine, compiler, vector width and device. It guards
  *   against mistakes and decay, not against someone who wants two states to look alike.
