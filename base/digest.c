@@ -61,11 +61,10 @@ void bl_digest_add_scalar(struct bl_state_digest *digest, uint64_t key, const vo
     case 4:
         digest_add_sized(digest, key, bits, count, 4);
         break;
-    case 8:
+    default:
+        BL_ASSERT(elem_bytes == 8);
         digest_add_sized(digest, key, bits, count, 8);
         break;
-    default:
-        BL_ASSERT(!"element size is 1, 2, 4 or 8");
     }
 }
 
