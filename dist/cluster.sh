@@ -137,6 +137,7 @@ cl_status_raw() {
 # --- what the programs print ------------------------------------------------------------------
 
 # The run in an answer of `belay status --json`: the newest one, or the newest that ended.
+# shellcheck disable=SC2016 # the dollar is for jq
 CL_JQ_RUN='((.runs // [])[-1] // (.ended // [])[-1] // .) as $r |'
 
 # cl_status_fields: status on stdin; step, loss, tokens/s, live ranks, saved step, last event,

@@ -106,7 +106,7 @@ bl_build() {
     if [ -e "$dir/meson-info/meson-info.json" ]; then
         # A folder that was copied or moved points into another tree: begin anew.
         owner=$(sed -n 's/^ *"source": "\(.*\)",*$/\1/p' "$dir/meson-info/meson-info.json")
-        [ "$owner" = "$BL_ROOT" ] || rm -rf "$dir"
+        [ -z "$owner" ] || [ "$owner" = "$BL_ROOT" ] || rm -rf "$dir"
     fi
     if [ ! -e "$dir/build.ninja" ]; then
         mkdir -p "$dir"
