@@ -7,15 +7,15 @@
  *     belay_join            connect, wait for the first generation
  *     loop over generations:
  *         belay_tensor ...  say which extents this rank owns under the plan's world and rank
- *         belay_load        fill them as the plan says (plan.fresh: the trainer fills slot 0 itself)
+ *         belay_load        fill them as the plan says (plan.fresh: the trainer fills step 0)
  *         build communicators to plan.peers (deadline: plan.load_deadline_ms)
  *         belay_ready       report, wait for go
  *         loop over steps:
  *             belay_beat, compute, reduce
  *             belay_vote    unanimous; carries requests
  *             belay_slot_begin -> write state n+1 -> belay_slot_seal
- *         any call may return BELAY_EGEN, and belay_event_fd turns readable: abort communication,
- *         then belay_next (parks, reports the inventory, waits for the next plan)
+ *         any call may return BELAY_EGEN, and belay_event_fd turns readable: abort
+ *         communication, then belay_next (parks, reports the inventory, waits for the next plan)
  *     belay_leave           waits until the daemon says that the run is done with this rank
  *
  * Structs begin with size and version and only ever grow; the caller sets `size` to sizeof. There
@@ -36,8 +36,9 @@ extern "C" {
 #define BELAY_API         __attribute__((visibility("default")))
 #define BELAY_VERSION_ABI 1
 
-#define BELAY_EGEN     (-5000) /* a new generation was called: park and call belay_next */
-#define BELAY_EREFUSED (-5009) /* the daemon refuses this process; the text says why; do not retry */
+#define BELAY_EGEN (-5000) /* a new generation was called: park and call belay_next */
+#define BELAY_EREFUSED                                                                             \
+    (-5009) /* the daemon refuses this process; the text says why; do not retry */
 #define BELAY_ESTOPPED (-5016) /* the run is over: call belay_leave */
 
 enum belay_section {
@@ -50,18 +51,19 @@ enum belay_section {
 };
 
 /* Flags of a vote. A vote's result is the OR of all ranks' flags; all act after the same step. */
-#define BELAY_VOTE_SAVE  0x1u /* pin the slot of this step and save it */
-#define BELAY_VOTE_STOP  0x2u /* this step is the last: seal it, then belay_leave */
-#define BELAY_VOTE_GROW  0x4u /* this step is followed by a new generation that takes in ranks */
-#define BELAY_VOTE_BUSY  0x8u /* set by libbelay: no slot can be pinned, so SAVE is skipped */
-#define BELAY_VOTE_FINAL 0x10u /* set by the trainer at its last step: as STOP, and the run is done */
+#define BELAY_VOTE_SAVE  0x1u  /* pin the slot of this step and save it */
+#define BELAY_VOTE_STOP  0x2u  /* this step is the last: seal it, then belay_leave */
+#define BELAY_VOTE_GROW  0x4u  /* this step is followed by a new generation that takes in ranks */
+#define BELAY_VOTE_BUSY  0x8u  /* set by libbelay: no slot can be pinned, so SAVE is skipped */
+#define BELAY_VOTE_FINAL 0x10u /* set by the trainer at its last step: as STOP, and all is done */
 
 struct belay_config {
     uint32_t size, version;
-    uint64_t function_id;  /* digest of everything that the arithmetic depends on */
-    uint64_t probe;        /* digest of the numeric probe on this machine */
-    const char *endpoint;  /* published to the peers as is: where this rank's communicator listens; at most 255 bytes */
-    uint32_t slot_count;   /* snapshot slots; 0: three */
+    uint64_t function_id; /* digest of everything that the arithmetic depends on */
+    uint64_t probe;       /* digest of the numeric probe on this machine */
+    const char *endpoint; /* published to the peers as is: where this rank's communicator listens;
+                             at most 255 bytes */
+    uint32_t slot_count;  /* snapshot slots; 0: three */
 };
 
 struct belay_peer {
@@ -72,29 +74,29 @@ struct belay_peer {
 
 struct belay_plan {
     uint32_t size, version;
-    uint64_t run;          /* id of the run */
+    uint64_t run; /* id of the run */
     uint64_t generation;
-    uint64_t line;         /* the history that this generation continues */
-    uint64_t step;         /* the consistent step to continue from; 0 with fresh */
-    uint32_t fresh;        /* nothing exists yet: the trainer initialises step 0 */
-    uint32_t rank, world;  /* of this process in this generation */
-    uint32_t lanes;        /* of the job */
+    uint64_t line;        /* the history that this generation continues */
+    uint64_t step;        /* the consistent step to continue from; 0 with fresh */
+    uint32_t fresh;       /* nothing exists yet: the trainer initialises step 0 */
+    uint32_t rank, world; /* of this process in this generation */
+    uint32_t lanes;       /* of the job */
     uint32_t load_deadline_ms;
-    uint64_t comm_key[2];  /* secret of this generation, for the trainer's own connections */
+    uint64_t comm_key[2]; /* secret of this generation, for the trainer's own connections */
     const struct belay_peer *peers; /* world entries; view, valid until the next belay_next */
-    const char *job_json;  /* the frozen job; view, valid until belay_leave */
-    uint64_t save_every;   /* steps between saves (0: none): libbelay sets BELAY_VOTE_SAVE itself */
+    const char *job_json;           /* the frozen job; view, valid until belay_leave */
+    uint64_t save_every; /* steps between saves (0: none): libbelay sets BELAY_VOTE_SAVE itself */
 };
 
 struct belay_tensor_desc {
     uint32_t size, version;
-    const char *name;      /* of the logical tensor, at most 127 bytes */
-    uint32_t kind;         /* enum bl_tensor_kind: 1 parameter, 2 first moment, 3 second moment, 4 other */
-    uint32_t dtype;        /* enum bl_dtype: 1 fp32, ... */
+    const char *name; /* of the logical tensor, at most 127 bytes */
+    uint32_t kind;  /* enum bl_tensor_kind: 1 parameter, 2 first moment, 3 second moment, 4 other */
+    uint32_t dtype; /* enum bl_dtype: 1 fp32, ... */
     uint32_t dims;
-    uint64_t shape[6];     /* global */
+    uint64_t shape[6];         /* global */
     uint64_t flat_lo, flat_hi; /* elements owned, of the tensor's row-major order */
-    uint64_t slot_offset;  /* out: bytes from the slot's start; 64-aligned */
+    uint64_t slot_offset;      /* out: bytes from the slot's start; 64-aligned */
 };
 
 /* What the trainer tells operators; one store into shared memory, no system call. */
@@ -110,10 +112,10 @@ struct belay; /* one per process; opaque */
 /* Is this process run by a daemon (BELAY_SOCKET is set)? Any thread. */
 BELAY_API int belay_is_supervised(void);
 
-/* Connects to BELAY_SOCKET, names itself by BELAY_JOB and BELAY_INCARNATION, and waits for the first
- * plan that has this process as a member. *job is owned by the caller until belay_leave; on error
- * it is NULL when nothing can be done with it. A process with another function id or probe than the
- * run's gets BELAY_EREFUSED. */
+/* Connects to BELAY_SOCKET, names itself by BELAY_JOB and BELAY_INCARNATION, and waits for the
+ * first plan that has this process as a member. *job is owned by the caller until belay_leave; on
+ * error it is NULL when nothing can be done with it. A process with another function id or probe
+ * than the run's gets BELAY_EREFUSED. */
 BELAY_API int belay_join(const struct belay_config *config, struct belay **job,
                          struct belay_plan *plan);
 
@@ -125,7 +127,9 @@ BELAY_API int belay_tensor(struct belay *job, struct belay_tensor_desc *desc, vo
 /* Makes the slots for the extents named (kept as they are when the layout did not change) and fills
  * the slot of `step` (= plan.step) from own slots, the node's memory, peers and disk, as the plan
  * says, checking digests; afterwards belay_slot_data has it, sealed. With plan.fresh the slots are
- * only made: the trainer writes step 0 by belay_slot_begin and belay_slot_seal. */
+ * only made: the trainer writes step 0 by belay_slot_begin and belay_slot_seal. What goes wrong
+ * while loading is reported to the leader and comes back as BELAY_EGEN (belay_error says what it
+ * was): the next generation tries another way. -EINVAL: called out of order. */
 BELAY_API int belay_load(struct belay *job, uint64_t step);
 
 /* Loading and communicators are done: reports ready and waits for go. */
@@ -140,16 +144,17 @@ BELAY_API int belay_beat_collective(struct belay *job, uint64_t sequence, uint32
 
 BELAY_API int belay_metrics_set(struct belay *job, const struct belay_metrics *metrics);
 
-/* Votes for applying `step`: this rank's reduced gradient and clip scale are complete. Waits for its
- * own seal of step - 1, then for all ranks. *result is the OR of all flags; on 0 every rank has
+/* Votes for applying `step`: this rank's reduced gradient and clip scale are complete. Waits for
+ * its own seal of step - 1, then for all ranks. *result is the OR of all flags; on 0 every rank has
  * voted and `step` must now be applied, whatever happens. */
 BELAY_API int belay_vote(struct belay *job, uint64_t step, uint32_t flags, uint32_t *result);
 
-/* The slot to which the state of `step` goes, *dst 2 MiB-aligned and writable until it is sealed. */
+/* The slot to which the state of `step` goes, *dst 2 MiB-aligned and writable until it is sealed.
+ */
 BELAY_API int belay_slot_begin(struct belay *job, uint64_t step, void **dst);
 
-/* Digests the slot on libbelay's own thread and publishes its header; returns at once. Nothing may be
- * written to the slot afterwards. The next vote waits for it. */
+/* Digests the slot on libbelay's own thread and publishes its header; returns at once. Nothing may
+ * be written to the slot afterwards. The next vote waits for it. */
 BELAY_API int belay_slot_seal(struct belay *job, uint64_t step);
 
 /* View of the sealed (or just being sealed) slot of `step`; read only. -ENOENT if there is none. */
@@ -166,8 +171,10 @@ BELAY_API int belay_comm_failed(struct belay *job, const char *text);
  * inventory, waits for the next plan. BELAY_ESTOPPED: no next plan, call belay_leave. */
 BELAY_API int belay_next(struct belay *job, struct belay_plan *plan);
 
-/* Leaves with `code` (0: this rank's work is done). Waits until the daemon says leave, that is until
- * what this rank holds is safe; frees `job`. 0: the daemon said so; the process may exit with `code`. */
+/* Leaves with `code` (0: this rank's work is done). Waits until the daemon says leave, that is
+ * until what this rank holds is safe; frees `job`. 0: the daemon said so; the process may exit with
+ * `code`. BELAY_EGEN: a rank was lost before its last step was safe, and this one is wanted once
+ * more: call belay_next; `job` is still there. */
 BELAY_API int belay_leave(struct belay *job, int code);
 
 /* Text of the last error of this job handle (or of belay_join with NULL); never NULL. */

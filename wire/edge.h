@@ -147,7 +147,7 @@ struct wire_shim_state { /* fds: the beat page and the arenas that it keeps */
     uint32_t page_fd_index;
     int32_t rc;
     char text[WIRE_REASON_MAX]; /* attach refused, or the start failed */
-    uint32_t suspected; /* the rank is dying: its robust mutex lost its holder */
+    uint32_t suspected;         /* the rank is dying: its robust mutex lost its holder */
 };
 
 struct wire_shim_keep { /* with one fd: keep a duplicate for the next daemon; or drop it */
