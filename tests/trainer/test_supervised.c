@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The supervised life of ranks, with a stand-in for the daemon: killed at every failpoint,
+ * respawned or not, a run ends in the digest of an undisturbed run alone.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/job.h"
+#include "fake_belay.h"
+#include "train_bench.h"
+
+#define STEPS 6
+
+struct setup {
+    struct train_bench bench;
+    char job_path[96], once[96], metrics[128];
+    char digest[BL_STATE_DIGEST_TEXT_BYTES]; /* of the undisturbed run */
+};
+
+static void setup_open(struct setup *s)
+{
+    struct bl_errmsg msg = {{0}};
+    train_bench_open(&s->bench, 4, 0);
+    snprintf(s->job_path, sizeof s->job_path, "%s/job.yaml", s->bench.dir);
+    snprintf(s->once, sizeof s->once, "%s/once", s->bench.dir);
+    snprintf(s->metrics, sizeof s->metrics, "%s/run/metrics.jsonl", s->bench.dir);
+    FILE *f = fopen(s->job_path, "we");
+    assert_non_null(f);
+    fprintf(f,
+            "name: fake\nrun_dir: run\nranks: 3\nlanes: 4\n"
+            "model: {layers: 2, dim: 32, hidden: 72, heads: 4, kv_heads: 2}\n"
+            "data: {files: [text]}\n"
+            "train: {global_batch: 8, micro_batch: 1, seq_len: 16, steps: %d, lr: 1e-2, "
+            "warmup: 2, eval_every: 2}\n",
+            STEPS);
+    assert_int_equal(fclose(f), 0);
+    if (bl_job_load(&s->bench.job, s->job_path, &msg) != 0) {
+        fail_msg("%s", msg.text);
+    }
+    const struct train_alone how = {.job = &s->bench.job, .ranks = 1, .digest = 1};
+    train_bench_run(&how, s->digest, NULL, 0);
+}
+
+static void run_and_compare(struct setup *s, struct fake_run *run, uint32_t deaths)
+{
+    struct fake_result result;
+    char digest[BL_STATE_DIGEST_TEXT_BYTES];
+    char command[512];
+    snprintf(command, sizeof command, "rm -rf '%s' '%s' && mkdir '%s'", s->once, s->metrics,
+             s->once);
+    assert_int_equal(system(command), 0);
+    run->job_path = s->job_path;
+    run->once = s->once;
+    fake_belay_run(run, &result);
+    bl_state_digest_format(&result.digest, digest);
+    printf("%-24s respawn %u: %u generations, %u deaths, %s\n", run->fail ? run->fail : "-",
+           run->respawn, result.generations, result.deaths, digest);
+    assert_int_equal(result.deaths, deaths);
+    assert_int_equal(result.generations, deaths + 1);
+    assert_int_equal(result.step, STEPS);
+    assert_string_equal(digest, s->digest);
+}
+
+static void test_undisturbed_run_has_the_digest_of_a_run_alone(void **state)
+{
+    (void)state;
+    struct setup s;
+    setup_open(&s);
+    for (uint32_t ranks = 1; ranks <= 4; ranks++) {
+        struct fake_run run = {.ranks = ranks};
+        run_and_compare(&s, &run, 0);
+    }
+    train_bench_close(&s.bench);
+}
+
+static void test_rank_killed_at_any_failpoint_changes_no_bit(void **state)
+{
+    (void)state;
+    static const char *const fails[] = {"mid-load@1:kill:1",    "mid-gather@1:kill:1",
+                                        "mid-forward@1:kill:3", "mid-backward@0:kill:6",
+                                        "before-vote@1:kill:2", "voted-unapplied@1:kill:3",
+                                        "mid-apply@0:kill:3",   "mid-gather@2:kill:4",
+                                        "before-vote@1:segv:6", "voted-unapplied@0:kill:6"};
+    struct setup s;
+    setup_open(&s);
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+        struct fake_run run = {.ranks = 3, .respawn = 1, .fail = fails[i]};
+        run_and_compare(&s, &run, 1);
+    }
+    train_bench_close(&s.bench);
+}
+
+static void test_others_go_on_without_a_lost_rank(void **state)
+{
+    (void)state;
+    static const char *const fails[] = {"mid-backward@1:kill:3", "voted-unapplied@0:kill:2",
+                                        "mid-apply@3:kill:5"};
+    struct setup s;
+    setup_open(&s);
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+        struct fake_run run = {.ranks = 4, .fail = fails[i]};
+        run_and_compare(&s, &run, 1);
+    }
+    train_bench_close(&s.bench);
+}
+
+static void test_two_ranks_die_one_after_the_other(void **state)
+{
+    (void)state;
+    struct setup s;
+    setup_open(&s);
+    struct fake_run run = {
+        .ranks = 3, .respawn = 1, .fail = "mid-apply@0:kill:2,mid-forward@2:kill:9"};
+    run_and_compare(&s, &run, 2);
+    run = (struct fake_run){.ranks = 3, .respawn = 1, .kill_at = 3};
+    run_and_compare(&s, &run, 1);
+    train_bench_close(&s.bench);
+}
+
+/* The line of a step without its speed; 0 at the end of the file. */
+static int next_line(FILE *f, char *line, size_t bytes, unsigned *ret_step)
+{
+    if (fgets(line, (int)bytes, f) == NULL) {
+        return 0;
+    }
+    assert_int_equal(sscanf(line, "{\"step\":%u,", ret_step), 1);
+    char *speed = strstr(line, ",\"tokens_per_s\"");
+    assert_non_null(speed);
+    *speed = 0;
+    return 1;
+}
+
+static void test_metrics_go_on_after_a_recovery_with_the_same_lines(void **state)
+{
+    (void)state;
+    struct setup s;
+    setup_open(&s);
+    static char clean[STEPS + 1][512], line[512];
+    unsigned step, seen = 0;
+    struct fake_run run = {.ranks = 3};
+    run_and_compare(&s, &run, 0);
+    FILE *f = fopen(s.metrics, "re");
+    assert_non_null(f);
+    while (next_line(f, line, sizeof line, &step)) {
+        assert_true(step == seen + 1 && step <= STEPS);
+        memcpy(clean[step], line, sizeof line);
+        seen = step;
+    }
+    fclose(f);
+    assert_int_equal(seen, STEPS);
+    run = (struct fake_run){.ranks = 3, .respawn = 1, .fail = "mid-apply@0:kill:4"};
+    run_and_compare(&s, &run, 1);
+    f = fopen(s.metrics, "re");
+    assert_non_null(f);
+    for (seen = 0; next_line(f, line, sizeof line, &step); seen = step) {
+        assert_true(step <= seen + 1);
+        assert_string_equal(line, clean[step]);
+    }
+    fclose(f);
+    assert_int_equal(seen, STEPS);
+    train_bench_close(&s.bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_undisturbed_run_has_the_digest_of_a_run_alone),
+        cmocka_unit_test(test_rank_killed_at_any_failpoint_changes_no_bit),
+        cmocka_unit_test(test_others_go_on_without_a_lost_rank),
+        cmocka_unit_test(test_two_ranks_die_one_after_the_other),
+        cmocka_unit_test(test_metrics_go_on_after_a_recovery_with_the_same_lines),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
