@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A trainer of two tensors whose state after n steps is known in closed form. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tests/wire/fake_daemon.h"
+#include "wire/belay.h"
+
+static const char *const fake_names[2] = {"weight", "weight#m"};
+
+void fake_state(float *out, int which, uint64_t step, uint64_t flat_lo, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        out[i] = (float)(flat_lo + i) * 0.25f + (float)step * (which ? 3.0f : 1.0f);
+    }
+}
+
+struct bl_state_digest fake_state_digest(uint64_t step)
+{
+    static float elems[FAKE_ELEMS];
+    struct bl_state_digest digest = {{0, 0}};
+    for (int which = 0; which < 2; which++) {
+        fake_state(elems, which, step, 0, FAKE_ELEMS);
+        bl_state_digest_add(&digest, bl_xxh3(fake_names[which], strlen(fake_names[which])), 0,
+                            elems, FAKE_ELEMS, sizeof(float));
+    }
+    return digest;
+}
+
+struct rank {
+    struct fake_shared *shared;
+    int index;
+    struct belay *job;
+    struct belay_plan plan;
+    uint64_t offset[2], lo, hi;
+};
+
+static void die(struct rank *rank, const char *what, int rc)
+{
+    fprintf(stderr, "rank %d: %s: %d: %s\n", rank->index, what, rc, belay_error(rank->job));
+    _exit(3);
+}
+
+/* The next state from the one before, so that a wrong load shows in the end. */
+static void apply(struct rank *rank, const void *from, void *to)
+{
+    for (int which = 0; which < 2; which++) {
+        const float *old = (const void *)((const char *)from + rank->offset[which]);
+        float *new = (void *)((char *)to + rank->offset[which]);
+        for (uint64_t i = 0; i < rank->hi - rank->lo; i++) {
+            new[i] = old[i] + (which ? 3.0f : 1.0f);
+        }
+    }
+}
+
+static int begin(struct rank *rank)
+{
+    const struct belay_plan *plan = &rank->plan;
+    rank->lo = (uint64_t)FAKE_ELEMS * plan->rank / plan->world;
+    rank->hi = (uint64_t)FAKE_ELEMS * (plan->rank + 1) / plan->world;
+    for (int which = 0; which < 2; which++) {
+        struct belay_tensor_desc desc = {
+            .size = sizeof(desc),
+            .version = BELAY_VERSION_ABI,
+            .name = fake_names[which],
+            .kind = which ? BL_KIND_MOMENT1 : BL_KIND_PARAM,
+            .dtype = BL_F32,
+            .dims = 1,
+            .shape = {FAKE_ELEMS},
+            .flat_lo = rank->lo,
+            .flat_hi = rank->hi,
+        };
+        int rc = belay_tensor(rank->job, &desc, NULL);
+        if (rc) {
+            die(rank, "tensor", rc);
+        }
+        rank->offset[which] = desc.slot_offset;
+    }
+    int rc = belay_load(rank->job, plan->step);
+    if (!rc && plan->fresh) {
+        void *slot;
+        rc = belay_slot_begin(rank->job, plan->step, &slot);
+        for (int which = 0; !rc && which < 2; which++) {
+            fake_state((void *)((char *)slot + rank->offset[which]), which, 0, rank->lo,
+                       rank->hi - rank->lo);
+        }
+        rc = rc ? rc : belay_slot_seal(rank->job, plan->step);
+    }
+    return rc ? rc : belay_ready(rank->job);
+}
+
+/* Computing: until the test lets this step go, or a new generation is called. */
+static int compute(struct rank *rank, uint64_t step)
+{
+    struct pollfd event = {.fd = belay_event_fd(rank->job), .events = POLLIN};
+    belay_beat(rank->job, BELAY_SECTION_STEP, step);
+    while (atomic_load(&rank->shared->limit[rank->index]) < step) {
+        if (poll(&event, 1, 1) > 0) {
+            return BELAY_EGEN;
+        }
+    }
+    return 0;
+}
+
+static int steps(struct rank *rank)
+{
+    struct fake_shared *shared = rank->shared;
+    for (uint64_t n = rank->plan.step + 1; n <= shared->steps; n++) {
+        const void *from;
+        void *to;
+        uint32_t result = 0;
+        int rc = compute(rank, n);
+        if (rc) {
+            return rc;
+        }
+        uint64_t begin_ns = bl_now_ns();
+        rc = belay_vote(rank->job, n, n == shared->steps ? BELAY_VOTE_FINAL : 0, &result);
+        if (rc) {
+            return rc;
+        }
+        atomic_fetch_add(&shared->vote_ns[rank->index], bl_now_ns() - begin_ns);
+        atomic_fetch_add(&shared->votes[rank->index], 1);
+        atomic_store(&shared->voted[rank->index], n);
+        rc = belay_slot_data(rank->job, n - 1, &from);
+        if (rc || (rc = belay_slot_begin(rank->job, n, &to)) != 0) {
+            die(rank, "slots after a vote", rc);
+        }
+        apply(rank, from, to);
+        rc = belay_slot_seal(rank->job, n);
+        if (rc) {
+            die(rank, "seal", rc);
+        }
+        if (result & (BELAY_VOTE_STOP | BELAY_VOTE_FINAL)) {
+            return 0;
+        }
+    }
+    return 0;
+}
+
+void fake_rank_main(struct fake_shared *shared, int index)
+{
+    struct rank rank = {.shared = shared, .index = index, .plan = {.size = sizeof(rank.plan)}};
+    char endpoint[32];
+    snprintf(endpoint, sizeof(endpoint), "endpoint of %d", index);
+    struct belay_config config = {.size = sizeof(config),
+                                  .version = BELAY_VERSION_ABI,
+                                  .function_id = 77,
+                                  .probe = 88,
+                                  .endpoint = endpoint};
+    int rc = belay_join(&config, &rank.job, &rank.plan);
+    if (rc == BELAY_EREFUSED) {
+        _exit(strstr(belay_error(NULL), "by the test") ? 2 : 4);
+    }
+    if (rc) {
+        die(&rank, "join", rc);
+    }
+    for (;;) {
+        rc = begin(&rank);
+        rc = rc ? rc : steps(&rank);
+        if (!rc || rc == BELAY_ESTOPPED) {
+            rc = belay_leave(rank.job, 0);
+            if (!rc) {
+                _exit(0);
+            }
+        }
+        if (rc != BELAY_EGEN) {
+            die(&rank, "generation", rc);
+        }
+        atomic_fetch_add(&shared->egen[index], 1);
+        rc = belay_next(rank.job, &rank.plan);
+        if (rc && rc != BELAY_ESTOPPED) {
+            die(&rank, "next", rc);
+        }
+    }
+}
