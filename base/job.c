@@ -165,6 +165,12 @@ static int reader_list(struct job_reader *reader, const struct job_option *optio
 static int reader_unknown(const struct job_reader *reader, const char *key)
 {
     char nearest[BL_JOB_KEY_MAX];
+    const struct job_option *dotted = job_option_find(key);
+    if (dotted != NULL && strchr(key, '.') != NULL) {
+        bl_err(reader->msg, BL_ECONFIG, "unknown key '%s' (write '%s' under '%.*s:')", key,
+               strrchr(key, '.') + 1, (int)strcspn(key, "."), key);
+        return reader_fail(reader, BL_ECONFIG);
+    }
     job_option_nearest(key, nearest);
     bl_err(reader->msg, BL_ECONFIG, "unknown key '%.60s' (nearest known: '%s')", key, nearest);
     return reader_fail(reader, BL_ECONFIG);
