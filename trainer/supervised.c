@@ -294,9 +294,9 @@ static int next_generation(struct life *life, int rc, const struct bl_errmsg *wh
                            struct bl_errmsg *msg)
 {
     leave_peers(life);
+    fprintf(stderr, "belay-train: generation %llu: %s; parks\n",
+            (unsigned long long)life->plan.generation, why->text);
     if (rc != BL_EGEN && rc != BL_EABORTED) { /* those two are news from the daemon itself */
-        fprintf(stderr, "belay-train: generation %llu: %s; parks\n",
-                (unsigned long long)life->plan.generation, why->text);
         BL_IGNORE(belay_comm_failed(life->belay, why->text), "the next call tells as well");
     }
     life->plan.size = sizeof life->plan;

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include "base/job.h"
 #include "fake_belay.h"
 #include "train_bench.h"
+#include "trainer/data.h"
 
 #define STEPS 6
 
@@ -171,9 +173,59 @@ static void test_metrics_go_on_after_a_recovery_with_the_same_lines(void **state
     train_bench_close(&s.bench);
 }
 
+/* Marks in seen[position] what a ledger file says; every line must be what the order demands. */
+static void read_ledger(const char *path, const struct bl_job *job, const struct train_data *data,
+                        uint8_t *seen)
+{
+    uint32_t per_lane = job->train.global_batch / job->lanes;
+    unsigned long long step, lane, sample;
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    while (fscanf(f, "%llu %llu %llu", &step, &lane, &sample) == 3) {
+        uint64_t first = (step - 1) * job->train.global_batch + lane * per_lane;
+        uint64_t at = first;
+        while (at < first + per_lane && train_data_at(data, at) != sample) {
+            at++;
+        }
+        assert_true(at < first + per_lane);
+        seen[at] = 1;
+    }
+    fclose(f);
+}
+
+static void test_ledger_has_the_same_samples_after_recoveries(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct bl_errmsg msg = {{0}};
+    char prefix[96], pattern[128];
+    struct train_data *data;
+    glob_t files;
+    uint8_t seen[STEPS * 8] = {0};
+    setup_open(&s);
+    snprintf(prefix, sizeof prefix, "%s/ledger", s.bench.dir);
+    snprintf(pattern, sizeof pattern, "%s.*", prefix);
+    struct fake_run run = {.ranks = 3,
+                           .respawn = 1,
+                           .fail = "mid-apply@0:kill:2,mid-forward@2:kill:9",
+                           .ledger = prefix};
+    run_and_compare(&s, &run, 2);
+    assert_int_equal(train_data_open(&data, &s.bench.job, &msg), 0);
+    assert_int_equal(glob(pattern, 0, NULL, &files), 0);
+    assert_int_equal(files.gl_pathc, 5); /* of three processes and two that followed */
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        read_ledger(files.gl_pathv[i], &s.bench.job, data, seen);
+    }
+    assert_null(memchr(seen, 0, sizeof seen));
+    globfree(&files);
+    train_data_close(data);
+    train_bench_close(&s.bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ledger_has_the_same_samples_after_recoveries),
         cmocka_unit_test(test_undisturbed_run_has_the_digest_of_a_run_alone),
         cmocka_unit_test(test_rank_killed_at_any_failpoint_changes_no_bit),
         cmocka_unit_test(test_others_go_on_without_a_lost_rank),
