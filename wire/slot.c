@@ -70,8 +70,9 @@ static void table_encode(uint64_t *out, const struct bl_extent_list *list)
         *out++ = tensor->dims;
         memcpy(out, tensor->shape, sizeof(tensor->shape));
         out += BL_TENSOR_DIMS_MAX;
-        memset(out, 0, BL_TENSOR_NAME_MAX);
-        memcpy(out, tensor->name, strnlen(tensor->name, BL_TENSOR_NAME_MAX - 1));
+        char name[BL_TENSOR_NAME_MAX] = "";
+        memcpy(name, tensor->name, strnlen(tensor->name, BL_TENSOR_NAME_MAX - 1));
+        memcpy(out, name, sizeof(name));
         out += BL_TENSOR_NAME_MAX / 8;
     }
     for (uint32_t i = 0; i < list->extent_count; i++) {
