@@ -4,8 +4,8 @@
  * the peers, step; when a new generation is called, or communication fails, park and ask for the
  * next plan. A rank never exits for what others did.
  *
- * Failpoints, in the order of a generation: mid-load, mid-gather, mid-forward, mid-backward,
- * before-vote, voted-unapplied, mid-apply, mid-gather again.
+ * Failpoints, in the order of a generation: (mid-load, in libbelay), mid-gather, (before-ready),
+ * mid-forward, mid-backward, before-vote, voted-unapplied, mid-apply, mid-gather again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -90,9 +90,6 @@ static int load_state(struct life *life, struct bl_errmsg *msg)
     int rc = train_rank_place(&life->rank, life->plan.rank, life->plan.world, msg);
     if (rc == 0) {
         rc = name_extents(life, msg);
-    }
-    if (rc == 0) {
-        rc = BL_FAILPOINT("mid-load");
     }
     if (rc != 0) {
         return rc;

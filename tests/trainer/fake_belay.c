@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "trainer/options.h"
 #include "wire/belay.h"
 
@@ -223,6 +224,7 @@ static uint64_t fill_extent(const struct fake_extent *want, uint8_t *to, uint64_
 int belay_load(struct belay *b, uint64_t step)
 {
     uint64_t source = shared->source[b->generation];
+    BL_IGNORE(BL_FAILPOINT("mid-load"), "it acts by itself");
     for (uint32_t i = 0; source != 0 && i < b->arena->extent_count; i++) {
         const struct fake_extent *e = &b->arena->extents[i];
         assert_int_equal(fill_extent(e, b->arena->slots[0], source, step), e->flat_hi - e->flat_lo);
