@@ -99,7 +99,9 @@ struct wire_disk_loaded {
     char text[WIRE_REASON_MAX];
 };
 
-/* ---- bulk: any process of the run -> bulk port of another node ---- */
+/* ---- bulk: any process of the run -> bulk port of another node. The connection begins with a
+ * hello each way (role WIRE_ROLE_BULK from the reader); then questions, each answered in turn. ----
+ */
 
 struct wire_bulk_read {
     uint64_t run, generation;
