@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The leader: start, inputs, effects. The phases live in leader_open.c, leader_plan.c and
+ * leader_run.c; each input ends in leader_step, which looks at everything that is known and does
+ * what follows from it. Nothing depends on which input came last.
+ */
+#include "daemon/core/leader_state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char *text_copy(const char *text)
+{
+    char *copy = strdup(text ? text : "");
+    BL_ASSERT(copy);
+    return copy;
+}
+
+/* Members of a plan that an earlier leader made: they live until their daemon says otherwise. */
+static void leader_adopt_plan(struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->record.plan.world; i++) {
+        const struct wire_member *member = &l->record.plan.members[i];
+        struct leader_node *node = leader_node_get(l, member->node);
+        struct leader_proc *p =
+            leader_proc_add(l, member->incarnation, (uint32_t)(node - l->nodes));
+        p->life = LEADER_LIVE;
+        p->rank = i;
+    }
+}
+
+struct core_leader *core_leader_new(const struct core_leader_config *config, uint64_t now_ms)
+{
+    struct core_leader *l = calloc(1, sizeof(*l));
+    if (!l) {
+        return NULL;
+    }
+    l->config = *config;
+    l->config.record = NULL;
+    l->name = text_copy(config->name);
+    l->job_json = text_copy(config->job_json);
+    l->roots = core_alloc(config->root_count, sizeof(*l->roots));
+    for (uint32_t i = 0; i < config->root_count; i++) {
+        l->roots[i] = text_copy(config->roots[i]);
+    }
+    l->config.name = l->name;
+    l->config.job_json = l->job_json;
+    l->config.roots = (const char *const *)l->roots;
+    l->random = bl_mix64(config->seed ^ bl_mix64(config->incarnation));
+    l->now_ms = now_ms;
+    l->start_ms = now_ms;
+    l->phase_ms = now_ms;
+    l->scan_wanted = config->root_count > 0;
+    l->scan_done = config->root_count == 0;
+    core_ring_init(&l->effects, sizeof(struct core_leader_effect));
+    if (config->record) {
+        int rc = wire_record_copy(&l->record, config->record);
+        BL_ASSERT(rc == 0);
+        l->version = config->record_version;
+        leader_adopt_plan(l);
+    } else {
+        l->record.run = config->run;
+        l->record.line = 1;
+        l->record.committed_step = UINT64_MAX;
+        snprintf(l->record.name, sizeof(l->record.name), "%s", l->name);
+    }
+    leader_event(l, CORE_EVENT_RUN_STARTED);
+    leader_step(l);
+    return l;
+}
+
+void core_leader_free(struct core_leader *l)
+{
+    if (!l) {
+        return;
+    }
+    for (uint32_t i = 0; i < l->config.root_count; i++) {
+        free(l->roots[i]);
+    }
+    free(l->roots);
+    free(l->name);
+    free(l->job_json);
+    leader_saves_close(l);
+    leader_nodes_close(l);
+    wire_record_close(&l->record);
+    wire_record_close(&l->next);
+    free(l->checkpoints);
+    core_ring_close(&l->effects);
+    free(l);
+}
+
+/* ---- effects ---- */
+
+struct core_event *leader_event(struct core_leader *l, enum core_event_code code)
+{
+    struct core_leader_effect *e = core_ring_push(&l->effects);
+    e->kind = CORE_LEADER_EVENT;
+    e->event.code = code;
+    e->event.time_ms = l->now_ms;
+    e->event.generation = l->record.generation;
+    e->event.step = l->step;
+    e->event.rank = CORE_NO_RANK;
+    e->event.phase = (uint32_t)l->record.phase;
+    return &e->event;
+}
+
+void leader_event_proc(struct core_leader *l, enum core_event_code code,
+                       const struct leader_proc *p, const char *text)
+{
+    struct core_event *e = leader_event(l, code);
+    e->rank = p->rank;
+    e->incarnation = p->incarnation;
+    e->exit_code = p->status.code;
+    e->signal = p->status.signal;
+    e->step = p->report.applied_step;
+    memcpy(e->node, l->nodes[p->node].name, sizeof(e->node));
+    snprintf(e->text, sizeof(e->text), "%s", text);
+}
+
+int core_leader_next_effect(struct core_leader *l, struct core_leader_effect *ret)
+{
+    if (core_ring_pop(&l->effects, ret)) {
+        return 1;
+    }
+    memset(ret, 0, sizeof(*ret));
+    if (leader_directive_due(l, ret->node)) {
+        ret->kind = CORE_LEADER_DIRECTIVE;
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- the disk ---- */
+
+static void leader_scan_step(struct core_leader *l)
+{
+    if (l->scan_wanted && !l->scan_pending && l->now_ms >= l->scan_retry_ms) {
+        l->scan_wanted = 0;
+        l->scan_pending = 1;
+        ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_SCAN;
+    }
+}
+
+void core_leader_on_scan_done(struct core_leader *l, int rc, const struct core_checkpoint *found,
+                              uint32_t count, uint64_t now_ms)
+{
+    l->now_ms = now_ms;
+    if (!l->scan_pending) {
+        return;
+    }
+    l->scan_pending = 0;
+    if (rc < 0) {
+        leader_event(l, CORE_EVENT_SCAN_FAILED)->exit_code = rc;
+        l->scan_wanted = 1;
+        l->scan_retry_ms = now_ms + LEADER_STORE_RETRY_MS;
+        leader_step(l);
+        return;
+    }
+    count = count < LEADER_CHECKPOINTS ? count : LEADER_CHECKPOINTS;
+    free(l->checkpoints);
+    l->checkpoints = core_alloc(count, sizeof(*l->checkpoints));
+    memcpy(l->checkpoints, found, count * sizeof(*found));
+    l->checkpoint_count = count;
+    l->scan_done = 1;
+    leader_step(l);
+}
+
+/* ---- the step ---- */
+
+static uint32_t nodes_connected(const struct core_leader *l)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        count += l->nodes[i].connected && l->nodes[i].report.ranks_max > 0;
+    }
+    return count;
+}
+
+/* Nothing has been decided for this run yet: wait for its daemons, then open its first generation.
+ */
+static void leader_start_step(struct core_leader *l)
+{
+    uint32_t wanted = l->config.nodes_min ? l->config.nodes_min : 1;
+    uint32_t connected = nodes_connected(l);
+
+    if (l->stop_asked) {
+        leader_end_send(l, WIRE_VERDICT_STOPPED, "stopped before it began");
+        return;
+    }
+    if (!l->scan_done) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "the first scan of the roots");
+        return;
+    }
+    if (connected < wanted) {
+        leader_wait_set(l, CORE_WAIT_NODES, "%u of %u nodes", connected, wanted);
+        return;
+    }
+    leader_cause(l, 0, "the run starts");
+    leader_open_send(l);
+}
+
+/* A record was found: say who leads now, and open a new generation where one was half made. */
+static void leader_claim_step(struct core_leader *l)
+{
+    if (l->record.phase == WIRE_PHASE_DONE && !l->config.resume) {
+        l->claimed = 1;
+        return;
+    }
+    if (!leader_change_is_free(l)) {
+        return;
+    }
+    if (l->record.phase == WIRE_PHASE_RUNNING) {
+        leader_change_begin(l, LEADER_CLAIM);
+        leader_change_send(l);
+        return;
+    }
+    leader_cause(l, 0, "%s",
+                 l->record.phase == WIRE_PHASE_DONE ? "the run is resumed"
+                                                    : "the leader was started anew");
+    leader_open_send(l);
+}
+
+void leader_step(struct core_leader *l)
+{
+    if (l->deposed || l->finished) {
+        return;
+    }
+    leader_change_tick(l);
+    leader_scan_step(l);
+    if (!l->claimed) {
+        if (l->version) {
+            leader_claim_step(l);
+        } else if (leader_change_is_free(l)) {
+            leader_start_step(l);
+        }
+        return;
+    }
+    leader_saves_step(l);
+    switch (l->record.phase) {
+    case WIRE_PHASE_OPEN:
+        leader_open_step(l);
+        break;
+    case WIRE_PHASE_PLANNED:
+        leader_plan_step(l);
+        break;
+    case WIRE_PHASE_RUNNING:
+        leader_run_step(l);
+        break;
+    case WIRE_PHASE_DONE:
+        leader_end_step(l);
+        break;
+    case WIRE_PHASE_NONE:
+        break;
+    }
+    leader_drops_step(l);
+    leader_procs_sweep(l);
+}
+
+uint64_t core_leader_on_tick(struct core_leader *l, uint64_t now_ms)
+{
+    l->now_ms = now_ms;
+    leader_step(l);
+    return now_ms + l->config.deadlines.beat;
+}
+
+int core_leader_on_request(struct core_leader *l, enum core_request request, uint64_t now_ms)
+{
+    l->now_ms = now_ms;
+    if (l->record.phase == WIRE_PHASE_DONE) {
+        return -EALREADY;
+    }
+    switch (request) {
+    case CORE_REQUEST_SAVE:
+        l->save_asked = 1;
+        l->save_asked_step = l->step;
+        break;
+    case CORE_REQUEST_STOP:
+        l->stop_asked = 1;
+        break;
+    case CORE_REQUEST_ABANDON:
+        l->abandon = 1;
+        break;
+    case CORE_REQUEST_RESUME:
+        l->hold = 0;
+        l->recover_count = 0;
+        break;
+    }
+    leader_step(l);
+    return 0;
+}

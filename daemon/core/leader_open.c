@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * OPEN: the former generation is being ended. Kill what is hung, replace what is dead, wait until
+ * everybody else is parked; then prove that the former generation is over (fence), find the newest
+ * consistent step, and plan.
+ *
+ *      who                                   waited for         then
+ *      live, not parked                      grace              killed, with stacks
+ *      started, not joined                   init_floor         killed, another is started
+ *      node away                             restart            lost: planned without it
+ *      fewer than wanted, no room (start)    join               smaller world
+ *      killed, does not die                  grace              its node takes no more ranks
+ */
+#include "daemon/core/leader_state.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPEN_HOUR_MS (3600u * 1000u)
+
+void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
+{
+    int is_news = l->wait != (uint32_t)wait;
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(l->wait_text, sizeof(l->wait_text), fmt, args);
+    va_end(args);
+    l->wait = (uint32_t)wait;
+    if (is_news && (wait == CORE_WAIT_NODES || wait == CORE_WAIT_STATE)) {
+        struct core_event *e = leader_event(l, CORE_EVENT_WAITING);
+        snprintf(e->text, sizeof(e->text), "%s", l->wait_text);
+    } else if (is_news && wait == CORE_WAIT_FENCE) {
+        struct core_event *e = leader_event(l, CORE_EVENT_FENCE_WAIT);
+        snprintf(e->text, sizeof(e->text), "%s", l->wait_text);
+    }
+}
+
+void leader_cause(struct core_leader *l, uint64_t detect_ms, const char *fmt, ...)
+{
+    va_list args;
+    if (l->cause_pending) {
+        return; /* the first cause counts */
+    }
+    va_start(args, fmt);
+    vsnprintf(l->cause, sizeof(l->cause), fmt, args);
+    va_end(args);
+    l->cause_pending = 1;
+    l->cause_ms = l->now_ms;
+    l->cause_detect_ms = detect_ms;
+}
+
+/* More recoveries in the last hour than a person wanted to see? */
+static void open_brake(struct core_leader *l)
+{
+    const uint32_t ring = sizeof(l->recover_ms) / sizeof(l->recover_ms[0]);
+    uint32_t recent = 0;
+
+    l->recover_ms[l->recover_count++ % ring] = l->now_ms;
+    for (uint32_t i = 0; i < ring && i < l->recover_count; i++) {
+        recent += l->now_ms - l->recover_ms[i] < OPEN_HOUR_MS;
+    }
+    uint32_t limit = l->config.recoveries_per_hour;
+    if (limit && recent > (limit < ring ? limit : ring - 1) && !l->hold) {
+        l->hold = 1;
+        leader_event(l, CORE_EVENT_HOLD)->count = recent;
+    }
+}
+
+void leader_open_send(struct core_leader *l)
+{
+    if (!l->cause_pending || !leader_change_is_free(l)) {
+        return;
+    }
+    struct wire_record *next = leader_change_begin(l, LEADER_OPEN);
+    uint64_t newest = next->generation;
+    for (uint32_t i = 0; i < l->checkpoint_count; i++) {
+        newest = l->checkpoints[i].generation > newest ? l->checkpoints[i].generation : newest;
+    }
+    if (next->phase == WIRE_PHASE_PLANNED) {
+        /* Its go never came, so nobody needs proof that it is over. */
+        wire_plan_close(&next->plan);
+    }
+    if (!next->job_json || l->config.resume) {
+        free(next->job_json);
+        next->job_json = strdup(l->job_json);
+        BL_ASSERT(next->job_json);
+    }
+    next->generation = newest + 1;
+    next->phase = WIRE_PHASE_OPEN;
+    next->verdict = WIRE_VERDICT_NONE;
+    snprintf(next->cause, sizeof(next->cause), "%s", l->cause);
+    l->cause_pending = 0;
+    leader_change_send(l);
+}
+
+uint32_t leader_wanted(const struct core_leader *l)
+{
+    uint32_t wanted = l->config.ranks;
+    return l->config.lanes && l->config.lanes < wanted ? l->config.lanes : wanted;
+}
+
+/* ---- starting ---- */
+
+static int node_has_room(const struct core_leader *l, uint32_t node, uint32_t load)
+{
+    const struct leader_node *n = &l->nodes[node];
+    return n->connected && n->has_report && !n->refused && l->now_ms >= n->fill_ms &&
+           load < n->report.ranks_max;
+}
+
+/* Where a rank's former process was, if there is room; else the emptiest node. -1 none. */
+static int fill_node(const struct core_leader *l, uint32_t rank, const uint32_t *loads)
+{
+    int best = -1;
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        const struct leader_proc *p = &l->procs[i];
+        if (p->rank == rank && p->life == LEADER_DEAD &&
+            node_has_room(l, p->node, loads[p->node])) {
+            return (int)p->node;
+        }
+    }
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        if (node_has_room(l, i, loads[i]) && (best < 0 || loads[i] < loads[best])) {
+            best = (int)i;
+        }
+    }
+    return best;
+}
+
+/* Does this process count towards the wanted ones? */
+static int proc_counts(const struct core_leader *l, const struct leader_proc *p)
+{
+    const struct leader_node *node = &l->nodes[p->node];
+    return p->life != LEADER_DEAD && !p->kill && !p->refused && !node->lost;
+}
+
+uint32_t leader_fill(struct core_leader *l)
+{
+    uint32_t wanted = leader_wanted(l);
+    uint8_t *held = core_alloc(wanted, 1);
+    uint32_t *loads = core_alloc(l->node_count, sizeof(*loads));
+    uint32_t have = 0;
+    uint32_t short_of = 0;
+
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        loads[p->node] += p->life != LEADER_DEAD;
+        if (!proc_counts(l, p)) {
+            continue;
+        }
+        have++;
+        if (p->rank < wanted && !held[p->rank]) {
+            held[p->rank] = 1;
+        } else {
+            p->rank = CORE_NO_RANK;
+        }
+    }
+    for (uint32_t rank = 0; rank < wanted && have < wanted; rank++) {
+        if (held[rank]) {
+            continue;
+        }
+        int node = fill_node(l, rank, loads);
+        if (node < 0) {
+            short_of = wanted - have;
+            break;
+        }
+        leader_proc_start(l, (uint32_t)node, rank);
+        loads[node]++;
+        have++;
+    }
+    free(held);
+    free(loads);
+    return short_of;
+}
+
+/* ---- what OPEN does to processes and nodes ---- */
+
+static void open_deaths(struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (p->life == LEADER_DEAD && !p->counted) {
+            p->counted = 1;
+            leader_event_proc(l, CORE_EVENT_RANK_EXITED, p, p->report.failed_text);
+            leader_death_judge(l, p);
+        }
+    }
+}
+
+static void open_lost(struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        struct leader_node *node = &l->nodes[i];
+        if (!node->connected && !node->lost &&
+            l->now_ms - node->away_ms >= l->config.deadlines.restart) {
+            node->lost = 1;
+            struct core_event *e = leader_event(l, CORE_EVENT_NODE_LOST);
+            memcpy(e->node, node->name, sizeof(e->node));
+            e->value_ms = l->now_ms - node->away_ms;
+        }
+    }
+}
+
+static int proc_is_parked(const struct core_leader *l, const struct leader_proc *p)
+{
+    return p->report.state == WIRE_RANK_PARKED && p->report.generation >= l->record.generation;
+}
+
+static int proc_has_joined(const struct leader_proc *p)
+{
+    return p->report.sequence > 0 && p->report.state != WIRE_RANK_STARTING;
+}
+
+static void open_late(struct core_leader *l)
+{
+    const struct core_deadlines *d = &l->config.deadlines;
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (p->life == LEADER_DEAD || !l->nodes[p->node].connected || proc_is_parked(l, p)) {
+            continue;
+        }
+        if (p->kill) {
+            if (p->life == LEADER_LIVE && l->now_ms - p->kill_ms >= d->grace) {
+                l->nodes[p->node].refused = 1; /* it cannot die: no more of them there */
+            }
+        } else if (proc_has_joined(p)) {
+            if (l->now_ms - l->phase_ms >= d->grace) {
+                leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "it does not park");
+                leader_proc_kill(l, p, 1);
+            }
+        } else if (l->now_ms - p->ordered_ms >= d->init_floor &&
+                   l->now_ms - l->phase_ms >= d->grace) {
+            leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "it does not join");
+            leader_proc_kill(l, p, 1);
+        }
+    }
+}
+
+/* Function id and probe of the run, or of most of those that wait for its first plan. */
+static void open_identity(const struct core_leader *l, uint64_t *function_id, uint64_t *probe)
+{
+    uint32_t best = 0;
+    *function_id = l->record.function_id;
+    *probe = l->record.probe;
+    for (uint32_t i = 0; i < l->proc_count && !l->record.function_id; i++) {
+        const struct leader_proc *p = &l->procs[i];
+        uint32_t same = 0;
+        for (uint32_t k = 0; proc_is_parked(l, p) && k < l->proc_count && best <= i; k++) {
+            same += proc_is_parked(l, &l->procs[k]) &&
+                    l->procs[k].report.function_id == p->report.function_id &&
+                    l->procs[k].report.probe == p->report.probe;
+        }
+        if (same > best) {
+            best = same;
+            *function_id = p->report.function_id;
+            *probe = p->report.probe;
+        }
+        if (best * 2 > l->proc_count) {
+            break;
+        }
+    }
+}
+
+static void open_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe)
+{
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (p->refused || p->life != LEADER_LIVE || !proc_is_parked(l, p) ||
+            (p->report.function_id == function_id && p->report.probe == probe)) {
+            continue;
+        }
+        p->refused = 1;
+        l->nodes[p->node].refused = 1;
+        l->nodes[p->node].dirty = 1;
+        leader_event_proc(l, CORE_EVENT_RANK_REFUSED, p,
+                          p->report.function_id != function_id ? "function id differs"
+                                                               : "numeric probe differs");
+    }
+}
+
+/* ---- waiting ---- */
+
+struct open_view {
+    uint32_t parked, unparked, joining, dying, away;
+    char name[WIRE_NODE_MAX]; /* of a node that is away */
+};
+
+static void open_look(const struct core_leader *l, struct open_view *v)
+{
+    memset(v, 0, sizeof(*v));
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        const struct leader_proc *p = &l->procs[i];
+        const struct leader_node *node = &l->nodes[p->node];
+        if (p->life == LEADER_DEAD || node->lost || p->refused) {
+            continue;
+        }
+        if (!node->connected) {
+            v->away++;
+            memcpy(v->name, node->name, sizeof(v->name));
+        } else if (p->kill) {
+            v->dying +=
+                p->life == LEADER_LIVE && l->now_ms - p->kill_ms < l->config.deadlines.grace;
+        } else if (proc_is_parked(l, p)) {
+            v->parked++;
+        } else if (proc_has_joined(p)) {
+            v->unparked++;
+        } else {
+            v->joining++;
+        }
+    }
+}
+
+/* Is one of the former generation's processes known to be dead or to have left? (rule 7) */
+static int open_is_fenced(const struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    if (plan->world == 0 || l->abandon || !leader_has_rule(l, WIRE_RULE_FENCE)) {
+        return 1;
+    }
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (p && (p->life == LEADER_DEAD || p->report.generation > plan->generation)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int open_must_wait(struct core_leader *l, const struct open_view *v, uint32_t short_of)
+{
+    if (v->unparked || v->dying) {
+        leader_wait_set(l, CORE_WAIT_PARK, "%u ranks to park, %u to die", v->unparked, v->dying);
+    } else if (v->joining) {
+        leader_wait_set(l, CORE_WAIT_JOIN, "%u started ranks to join", v->joining);
+    } else if (v->away) {
+        leader_wait_set(l, CORE_WAIT_NODES, "node %s, which is away", v->name);
+    } else if (v->parked == 0) {
+        leader_wait_set(l, CORE_WAIT_NODES, "a node with room for a rank");
+    } else if (short_of && l->record.state_elems == 0 &&
+               l->now_ms - l->phase_ms < l->config.deadlines.join) {
+        leader_wait_set(l, CORE_WAIT_NODES, "room for %u more ranks", short_of);
+    } else if (!open_is_fenced(l)) {
+        leader_wait_set(l, CORE_WAIT_FENCE, "contact with a rank of generation %llu",
+                        (unsigned long long)l->record.plan.generation);
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+/* Chooses the step and sends the plan. */
+static void open_plan(struct core_leader *l, uint64_t function_id)
+{
+    struct leader_pick pick;
+    leader_pick_newest(l, &pick);
+    uint64_t committed = l->record.committed_step;
+    int is_behind = committed != UINT64_MAX && pick.step < committed;
+
+    if ((!pick.found || !pick.from_memory || is_behind) && !l->scan_done) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "the scan of the roots");
+        l->scan_wanted = !l->scan_pending;
+        leader_pick_close(&pick);
+        return;
+    }
+    for (uint32_t i = 0; !pick.found && !l->record.state_elems && i < l->checkpoint_count; i++) {
+        const struct core_checkpoint *c = &l->checkpoints[i];
+        if (c->complete && c->function_id && c->function_id != function_id) {
+            leader_end_send(l, WIRE_VERDICT_REFUSED,
+                            "the roots hold checkpoints of another function (model, data or "
+                            "training options differ)");
+            leader_pick_close(&pick);
+            return;
+        }
+    }
+    leader_plan_send(l, &pick, !pick.found);
+    leader_pick_close(&pick);
+}
+
+void leader_open_step(struct core_leader *l)
+{
+    struct open_view view;
+    uint64_t function_id = 0;
+    uint64_t probe = 0;
+
+    open_deaths(l);
+    open_lost(l);
+    open_late(l);
+    if (l->hold) {
+        leader_wait_set(l, CORE_WAIT_HOLD, "a person: too many recoveries in an hour");
+        return;
+    }
+    if (!leader_change_is_free(l)) {
+        return;
+    }
+    if (l->cause_pending) {
+        l->cause_pending = 0; /* it is being ended already */
+    }
+    uint32_t short_of = leader_fill(l);
+    open_identity(l, &function_id, &probe);
+    open_refuse(l, function_id, probe);
+    open_look(l, &view);
+    if (!open_must_wait(l, &view, short_of)) {
+        open_plan(l, function_id);
+    }
+}
+
+/* The change is durable: what begins with it. */
+static void open_begin(struct core_leader *l)
+{
+    l->phase_ms = l->now_ms;
+    l->wait = CORE_WAIT_NOTHING;
+    /* Before there is any state, the scan at the start is as good. */
+    l->scan_done = l->config.root_count == 0 || (l->scan_done && l->record.state_elems == 0);
+    l->ended = 0;
+    l->request_id = 0;
+    if (l->opened_ms == 0) {
+        l->opened_ms = l->now_ms;
+        l->times = (struct core_times){.cause_ms = l->cause_ms, .detect_ms = l->cause_detect_ms};
+        snprintf(l->times.cause, sizeof(l->times.cause), "%s", l->record.cause);
+        l->times.open_ms = l->now_ms - l->cause_ms;
+        l->lost_from = l->step;
+        if (l->record.state_elems) {
+            l->recoveries++;
+            open_brake(l);
+        }
+    }
+    struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_OPEN);
+    snprintf(e->text, sizeof(e->text), "%s", l->record.cause);
+    e->value_ms = l->cause_detect_ms;
+}
+
+void leader_change_done(struct core_leader *l)
+{
+    switch (l->change) {
+    case LEADER_CLAIM:
+        l->phase_ms = l->now_ms;
+        l->step = l->record.plan.step;
+        l->step_ms = l->now_ms;
+        break;
+    case LEADER_OPEN:
+        open_begin(l);
+        break;
+    case LEADER_PLAN: {
+        l->phase_ms = l->now_ms;
+        l->times.planned_ms = l->now_ms - l->times.cause_ms;
+        struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_PLANNED);
+        e->step = l->record.plan.step;
+        e->count = l->record.plan.world;
+        snprintf(e->text, sizeof(e->text), "%s", l->record.plan.disk_dir);
+        break;
+    }
+    case LEADER_GO:
+        leader_run_begin(l);
+        break;
+    case LEADER_COMMITTING:
+    case LEADER_COMMITTED:
+    case LEADER_COMMIT_FAILED:
+        leader_saves_stored(l, l->change);
+        break;
+    case LEADER_END: {
+        l->phase_ms = l->now_ms;
+        static const enum core_event_code codes[] = {
+            [WIRE_VERDICT_NONE] = CORE_EVENT_FINISHED,
+            [WIRE_VERDICT_FINISHED] = CORE_EVENT_FINISHED,
+            [WIRE_VERDICT_STOPPED] = CORE_EVENT_STOPPED,
+            [WIRE_VERDICT_SAVE_FAILED] = CORE_EVENT_LAST_SAVE_FAILED,
+            [WIRE_VERDICT_NO_PROGRESS] = CORE_EVENT_NO_PROGRESS,
+            [WIRE_VERDICT_REFUSED] = CORE_EVENT_REFUSED};
+        struct core_event *e = leader_event(l, codes[l->record.verdict]);
+        snprintf(e->text, sizeof(e->text), "%s", l->record.cause);
+        break;
+    }
+    }
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * PLANNED: members, ranks, step and sources are fixed; ranks load and connect. When all are ready
+ * and their digests add up to the plan's, go.
+ */
+#include "daemon/core/leader_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int leader_proc_is_member(const struct wire_plan *plan, uint64_t incarnation, uint32_t *ret_rank)
+{
+    for (uint32_t i = 0; i < plan->world; i++) {
+        if (plan->members[i].incarnation == incarnation) {
+            if (ret_rank) {
+                *ret_rank = i;
+            }
+            return 1;
+        }
+    }
+    return 0;
+}
+
+struct plan_seat {
+    const struct leader_proc *proc;
+    const char *node;
+};
+
+/* Former members first: they hold memory. */
+static int seat_choose(const void *a, const void *b)
+{
+    const struct leader_proc *x = ((const struct plan_seat *)a)->proc;
+    const struct leader_proc *y = ((const struct plan_seat *)b)->proc;
+    if (x->rank != y->rank) {
+        return x->rank < y->rank ? -1 : 1;
+    }
+    return x->incarnation < y->incarnation ? -1 : x->incarnation > y->incarnation;
+}
+
+/* Ranks of a node are neighbours. */
+static int seat_order(const void *a, const void *b)
+{
+    int by_node = strcmp(((const struct plan_seat *)a)->node, ((const struct plan_seat *)b)->node);
+    return by_node ? by_node : seat_choose(a, b);
+}
+
+/* Parked processes, chosen and in order of rank. Everybody keeps his rank when the chosen ones hold
+ * exactly the ranks of the new world. */
+static uint32_t plan_seats(const struct core_leader *l, struct plan_seat *seats)
+{
+    uint32_t count = 0;
+    uint32_t wanted = leader_wanted(l);
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        const struct leader_proc *p = &l->procs[i];
+        if (leader_proc_is_reachable(l, p) && !p->refused && p->report.state == WIRE_RANK_PARKED &&
+            p->report.generation >= l->record.generation) {
+            seats[count++] = (struct plan_seat){p, l->nodes[p->node].name};
+        }
+    }
+    qsort(seats, count, sizeof(*seats), seat_choose);
+    count = count < wanted ? count : wanted;
+    int keep = 1;
+    for (uint32_t i = 0; i < count; i++) {
+        keep &= seats[i].proc->rank == i;
+    }
+    if (!keep) {
+        qsort(seats, count, sizeof(*seats), seat_order);
+    }
+    return count;
+}
+
+/* Appends the end of all older lines at `step`. Ends that the new one covers go, so that both
+ * columns ascend. */
+static void plan_line_end(struct wire_record *record, uint64_t generation, uint64_t step)
+{
+    uint32_t kept = record->line_end_count;
+    while (kept > 0 && record->line_ends[kept - 1].step >= step) {
+        kept--;
+    }
+    struct wire_line_end *ends = core_alloc(kept + 1, sizeof(*ends));
+    if (kept) {
+        memcpy(ends, record->line_ends, kept * sizeof(*ends));
+    }
+    ends[kept] = (struct wire_line_end){.generation = generation, .step = step};
+    free(record->line_ends);
+    record->line_ends = ends;
+    record->line_end_count = kept + 1;
+}
+
+static void plan_members(const struct core_leader *l, const struct plan_seat *seats, uint32_t count,
+                         struct wire_plan *plan)
+{
+    plan->world = count;
+    plan->members = core_alloc(count, sizeof(*plan->members));
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wire_rank_report *r = &seats[i].proc->report;
+        struct wire_member *member = &plan->members[i];
+        member->incarnation = seats[i].proc->incarnation;
+        memcpy(member->node, l->nodes[seats[i].proc->node].name, sizeof(member->node));
+        memcpy(member->endpoint, r->endpoint, sizeof(member->endpoint));
+        memcpy(member->vote_addr, r->vote_addr, sizeof(member->vote_addr));
+    }
+}
+
+static void plan_source(const struct core_leader *l, const struct leader_pick *pick,
+                        struct wire_plan *plan)
+{
+    plan->step = pick->step;
+    plan->copy_count = pick->copy_count;
+    plan->copies = core_alloc(pick->copy_count, sizeof(*plan->copies));
+    if (pick->copy_count) {
+        memcpy(plan->copies, pick->copies, pick->copy_count * sizeof(*plan->copies));
+    }
+    if (pick->checkpoint && pick->checkpoint->root < l->config.root_count) {
+        snprintf(plan->disk_root, sizeof(plan->disk_root), "%s", l->roots[pick->checkpoint->root]);
+        memcpy(plan->disk_dir, pick->checkpoint->dir, sizeof(plan->disk_dir));
+    }
+    plan->digest_known = (uint32_t)pick->digest_known;
+    plan->digest = pick->digest;
+}
+
+void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh)
+{
+    struct plan_seat *seats = core_alloc(l->proc_count, sizeof(*seats));
+    uint32_t count = plan_seats(l, seats);
+    BL_ASSERT(count > 0);
+
+    struct wire_record *next = leader_change_begin(l, LEADER_PLAN);
+    struct wire_plan plan = {.generation = next->generation,
+                             .line = next->line,
+                             .fresh = fresh ? 1 : 0,
+                             .save_every = l->config.save_every};
+    plan_members(l, seats, count, &plan);
+    if (!fresh) {
+        plan_source(l, pick, &plan);
+        next->state_elems = next->state_elems ? next->state_elems : pick->state_elems;
+    }
+    uint64_t secret[4] = {l->config.secret, leader_random(l), plan.generation,
+                          l->config.incarnation};
+    plan.comm_key[0] = bl_xxh3(secret, sizeof(secret));
+    plan.comm_key[1] = bl_xxh3(secret, sizeof(secret) - 8) ^ plan.comm_key[0];
+    wire_plan_close(&next->plan);
+    next->plan = plan;
+    next->phase = WIRE_PHASE_PLANNED;
+    next->function_id = seats[0].proc->report.function_id;
+    next->probe = seats[0].proc->report.probe;
+    plan_line_end(next, plan.generation, plan.step);
+    l->times.parked_ms = l->now_ms - l->times.cause_ms;
+    l->times.steps_lost = l->lost_from > plan.step ? l->lost_from - plan.step : 0;
+    l->abandon = 0;
+    free(seats);
+    leader_change_send(l);
+}
+
+/* ---- waiting for READY ---- */
+
+/* Is the member ready, with its slot of s* seen in the newest report? */
+static int member_is_ready(const struct core_leader *l, const struct leader_proc *p)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    if (!p || p->life != LEADER_LIVE || p->report.state != WIRE_RANK_READY ||
+        p->report.generation != plan->generation) {
+        return 0;
+    }
+    const struct wire_arena_info *arena = leader_arena_find(l, p->node, p->report.arena);
+    for (uint32_t k = 0; arena && arena->extents.extent_count && k < arena->slot_count; k++) {
+        if (arena->slots[k].state == WIRE_SLOT_SEALED && arena->slots[k].step == plan->step) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void plan_digest_differs(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    leader_event(l, CORE_EVENT_DIGEST_DIFFERS)->step = plan->step;
+    leader_cause(l, 0, "the loaded state's digest differs from step %llu's",
+                 (unsigned long long)plan->step);
+    if (l->digest_failed_step == plan->step + 1 && l->bad_step_count < LEADER_BAD_MAX) {
+        l->bad_steps[l->bad_step_count++] = plan->step;
+        leader_event(l, CORE_EVENT_MEMORY_BAD)->step = plan->step;
+    }
+    l->digest_failed_step = plan->step + 1;
+}
+
+static void plan_go(struct core_leader *l)
+{
+    struct wire_record *next = leader_change_begin(l, LEADER_GO);
+    next->phase = WIRE_PHASE_RUNNING;
+    if (next->state_elems == 0) {
+        next->state_elems = leader_members_elems(l);
+    }
+    l->times.ready_ms = l->now_ms - l->times.cause_ms;
+    leader_change_send(l);
+}
+
+void leader_plan_step(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    struct bl_state_digest sum = {{0, 0}};
+    uint32_t ready = 0;
+
+    leader_members_watch(l);
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (member_is_ready(l, p)) {
+            ready++;
+            bl_state_digest_merge(&sum, &p->report.ready_digest);
+        }
+    }
+    leader_wait_set(l, CORE_WAIT_LOAD, "%u of %u ranks to load and connect", plan->world - ready,
+                    plan->world);
+    if (!l->cause_pending && ready == plan->world && plan->digest_known &&
+        !bl_state_digest_equal(&sum, &plan->digest)) {
+        plan_digest_differs(l);
+    }
+    if (!l->cause_pending && ready < plan->world) {
+        leader_hang_load(l);
+    }
+    if (l->cause_pending) {
+        leader_open_send(l);
+    } else if (ready == plan->world && leader_change_is_free(l)) {
+        plan_go(l);
+    }
+}

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RUNNING: watch steps and members, carry requests into votes, take in ranks, and end the run when
+ * all members leave with the same step and its save is committed.
+ */
+#include "daemon/core/leader_state.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- progress ---- */
+
+/* Newest step that the member has sealed in this generation. */
+static uint64_t member_step(const struct core_leader *l, const struct leader_proc *p)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint64_t step = plan->step;
+    if (p->report.generation == plan->generation && p->report.applied_step > step &&
+        (p->report.state == WIRE_RANK_RUNNING || p->report.state == WIRE_RANK_LEAVING)) {
+        step = p->report.applied_step;
+    }
+    const struct wire_arena_info *arena = leader_arena_find(l, p->node, p->report.arena);
+    for (uint32_t k = 0; arena && k < arena->slot_count; k++) {
+        const struct wire_slot_info *slot = &arena->slots[k];
+        if (slot->state == WIRE_SLOT_SEALED && slot->generation == plan->generation &&
+            slot->step > step) {
+            step = slot->step;
+        }
+    }
+    return step;
+}
+
+static void run_first_step(struct core_leader *l)
+{
+    l->first_sealed = 1;
+    leader_dirty_all(l);
+    if (!l->opened_ms) {
+        return;
+    }
+    l->opened_ms = 0;
+    l->times.step_ms = l->now_ms - l->times.cause_ms;
+    l->times.generation = l->record.generation;
+    l->steps_lost += l->times.steps_lost;
+    if (l->times.steps_lost) {
+        leader_event(l, CORE_EVENT_STEPS_LOST)->count = l->times.steps_lost;
+    }
+    struct core_event *e = leader_event(l, CORE_EVENT_RECOVERED);
+    e->value_ms = l->times.step_ms;
+    e->count = l->times.steps_lost;
+    snprintf(e->text, sizeof(e->text), "%s", l->times.cause);
+}
+
+static void run_progress(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint64_t step = UINT64_MAX;
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        /* Steps are unanimous: of a node that is away the others' steps tell. */
+        if (p && l->nodes[p->node].connected) {
+            uint64_t own = member_step(l, p);
+            step = own < step ? own : step;
+        }
+    }
+    if (step == UINT64_MAX || step <= l->step) {
+        return;
+    }
+    uint64_t each = (l->now_ms - l->step_ms) / (step - l->step);
+    if (l->first_sealed) { /* the first one has loading and warming up in it */
+        l->step_times[l->step_time_count++ % LEADER_STEPS_LEARNED] = each;
+    }
+    l->step = step;
+    l->step_ms = l->now_ms;
+    l->step_hangs = 0;
+    if (!l->first_sealed && step > plan->step) {
+        run_first_step(l);
+    }
+}
+
+void leader_run_begin(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    l->phase_ms = l->now_ms;
+    l->step = plan->step;
+    l->step_ms = l->now_ms;
+    l->first_sealed = 0;
+    l->ended = 0;
+    l->load_hangs = 0;
+    l->fence_told = 0;
+    l->wait = CORE_WAIT_NOTHING;
+    l->wait_text[0] = 0;
+    l->times.running_ms = l->now_ms - l->times.cause_ms;
+    for (uint32_t i = 0; i < plan->world; i++) {
+        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (p) {
+            p->rank = i;
+        }
+    }
+    struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_RUNNING);
+    e->step = plan->step;
+    e->count = plan->world;
+    e->value_ms = l->times.running_ms;
+    if (plan->world < leader_wanted(l)) {
+        leader_event(l, CORE_EVENT_RESHAPED)->count = plan->world;
+    }
+    leader_saves_void(l, plan->step);
+}
+
+/* ---- deaths ---- */
+
+void leader_death_judge(struct core_leader *l, struct leader_proc *p)
+{
+    struct leader_crash *crash = &l->crash;
+    const struct wire_exit *x = &p->status;
+    int is_unknown = x->code < 0 && x->signal == 0;
+
+    if (x->by_us || p->kill || is_unknown || x->signal == SIGKILL || x->signal == SIGTERM ||
+        p->refused || l->record.phase == WIRE_PHASE_DONE) {
+        return; /* by us, or from outside */
+    }
+    int is_same = crash->count > 0 && crash->rank == p->rank && crash->code == x->code &&
+                  crash->signal == x->signal && crash->section == p->beat.section &&
+                  crash->step == p->report.applied_step;
+    *crash = (struct leader_crash){.rank = p->rank,
+                                   .section = p->beat.section,
+                                   .code = x->code,
+                                   .signal = x->signal,
+                                   .step = p->report.applied_step,
+                                   .count = is_same ? crash->count + 1 : 1};
+    if (crash->count == 1) {
+        snprintf(l->first_cause, sizeof(l->first_cause),
+                 "rank %u on %s: %s %d at step %llu: %.100s", p->rank, l->nodes[p->node].name,
+                 x->signal ? "signal" : "exit code", x->signal ? x->signal : x->code,
+                 (unsigned long long)p->report.applied_step, p->report.failed_text);
+    }
+    if ((x->code == 2 || x->code == 3) && x->signal == 0) {
+        l->nodes[p->node].refused = 1; /* it says that trying again there is of no use */
+        if (l->record.state_elems == 0) {
+            leader_end_send(l, WIRE_VERDICT_REFUSED, l->first_cause);
+        }
+        return;
+    }
+    if (crash->count >= LEADER_CRASHES) {
+        leader_end_send(l, WIRE_VERDICT_NO_PROGRESS, l->first_cause);
+    }
+}
+
+static void watch_death(struct core_leader *l, struct leader_proc *p)
+{
+    p->counted = 1;
+    leader_event_proc(l, CORE_EVENT_RANK_EXITED, p, p->report.failed_text);
+    leader_death_judge(l, p);
+    if (!l->ended) {
+        leader_cause(l, 0, "rank %u on %s ended (%s %d)", p->rank, l->nodes[p->node].name,
+                     p->status.signal ? "signal" : "exit code",
+                     p->status.signal ? p->status.signal : p->status.code);
+    }
+}
+
+static void watch_failure(struct core_leader *l, const struct leader_proc *p)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    int code = p->report.failed_code;
+
+    leader_event_proc(l, CORE_EVENT_RANK_FAILED, p, p->report.failed_text);
+    leader_cause(l, 0, "rank %u: %.200s", p->rank, p->report.failed_text);
+    if (l->record.phase != WIRE_PHASE_PLANNED || plan->fresh ||
+        (code != BL_EDIGEST && code != BL_EFORMAT && code != -ENOENT && code != -EIO)) {
+        return;
+    }
+    /* What the plan named could not be loaded: a second time, not from there again. */
+    if (l->digest_failed_step != plan->step + 1) {
+        l->digest_failed_step = plan->step + 1;
+        return;
+    }
+    if (plan->disk_dir[0] && plan->copy_count == 0 && l->bad_dir_count < LEADER_BAD_MAX) {
+        memcpy(l->bad_dirs[l->bad_dir_count++], plan->disk_dir, WIRE_DIR_MAX);
+        leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, plan->disk_dir);
+    } else if (plan->copy_count && l->bad_step_count < LEADER_BAD_MAX && code != -ENOENT) {
+        l->bad_steps[l->bad_step_count++] = plan->step;
+        leader_event_proc(l, CORE_EVENT_MEMORY_BAD, p, p->report.failed_text);
+    }
+    l->digest_failed_step = 0;
+}
+
+void leader_members_watch(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint64_t lease = l->config.deadlines.lease;
+    uint64_t still = l->now_ms - (l->record.phase == WIRE_PHASE_RUNNING ? l->step_ms : l->phase_ms);
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (!p) {
+            leader_cause(l, 0, "rank %u is not known any more", i);
+            continue;
+        }
+        const struct leader_node *node = &l->nodes[p->node];
+        if (p->life == LEADER_DEAD && !p->counted) {
+            watch_death(l, p);
+        } else if (p->life == LEADER_DEAD && !l->ended && l->record.phase == WIRE_PHASE_PLANNED) {
+            leader_cause(l, 0, "rank %u on %s ended before it was ready", i, node->name);
+        } else if (p->life == LEADER_LIVE && !l->ended && !l->cause_pending &&
+                   p->report.failed_generation == plan->generation) {
+            watch_failure(l, p);
+        } else if (p->life == LEADER_LIVE && !l->ended && p->report.generation > plan->generation) {
+            leader_cause(l, 0, "rank %u has left the generation", i);
+        } else if (!node->connected && !l->ended && l->now_ms - node->away_ms >= lease &&
+                   still >= lease) {
+            leader_cause(l, l->now_ms - node->away_ms, "node %s is away and no step progresses",
+                         node->name);
+        }
+    }
+}
+
+/* ---- requests ---- */
+
+/* Processes parked beside the generation that could be members. */
+static uint32_t run_spares(const struct core_leader *l)
+{
+    uint32_t spares = 0;
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        const struct leader_proc *p = &l->procs[i];
+        spares += leader_proc_is_reachable(l, p) && !p->refused &&
+                  p->report.state == WIRE_RANK_PARKED &&
+                  !leader_proc_is_member(&l->record.plan, p->incarnation, NULL);
+    }
+    return spares;
+}
+
+static void run_requests(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint32_t flags = (l->stop_asked ? BELAY_VOTE_STOP : 0) | (l->save_asked ? BELAY_VOTE_SAVE : 0);
+    if (plan->world < leader_wanted(l) && l->first_sealed && run_spares(l) > 0) {
+        flags |= BELAY_VOTE_GROW;
+    }
+    const struct leader_proc *root = leader_proc_find(l, plan->members[0].incarnation);
+    int is_done = root && l->request_id && root->report.request_done == l->request_id;
+    /* A save that was asked for and skipped is asked for again, when the one before is over. */
+    int is_again = is_done && flags == BELAY_VOTE_SAVE && l->save_count == 0 &&
+                   l->now_ms - l->request_ms >= 4 * l->config.deadlines.beat;
+
+    if (flags == l->request_flags && l->request_generation == plan->generation && !is_again) {
+        return;
+    }
+    l->request_flags = flags;
+    l->request_generation = plan->generation;
+    l->request_id = flags ? leader_random(l) : 0;
+    l->request_ms = l->now_ms;
+    leader_dirty_all(l);
+}
+
+/* While the world is too small: start what there is room for. When it is full: end the others. */
+static void run_spares_keep(struct core_leader *l)
+{
+    if (!l->first_sealed || l->ended || l->stop_asked) {
+        return;
+    }
+    if (l->record.plan.world < leader_wanted(l)) {
+        leader_fill(l);
+    }
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (leader_proc_is_member(&l->record.plan, p->incarnation, NULL)) {
+            continue;
+        }
+        if (p->life == LEADER_DEAD && !p->counted) {
+            p->counted = 1;
+            leader_event_proc(l, CORE_EVENT_RANK_EXITED, p, p->report.failed_text);
+            l->nodes[p->node].fill_ms = l->now_ms + l->config.deadlines.join;
+            leader_death_judge(l, p);
+        } else if (p->life == LEADER_LIVE && l->nodes[p->node].connected &&
+                   l->record.plan.world >= leader_wanted(l)) {
+            leader_proc_kill(l, p, 0);
+        }
+    }
+}
+
+/* ---- the end ---- */
+
+/* Do all members leave, all with the same step? */
+static int run_has_ended(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint64_t step = 0;
+    uint32_t flags = 0;
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (!p || !p->was_leaving || !l->nodes[p->node].connected ||
+            p->report.generation != plan->generation || p->report.leave_code != 0 ||
+            (i > 0 && p->report.applied_step != step)) {
+            return 0;
+        }
+        step = p->report.applied_step;
+        flags |= p->report.stop_flags;
+    }
+    l->end_step = step;
+    l->stop_flags = flags;
+    return 1;
+}
+
+void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const char *text)
+{
+    if (!leader_change_is_free(l) || l->record.phase == WIRE_PHASE_DONE) {
+        return;
+    }
+    struct wire_record *next = leader_change_begin(l, LEADER_END);
+    next->phase = WIRE_PHASE_DONE;
+    next->verdict = verdict;
+    next->committing_attempt = 0;
+    snprintf(next->cause, sizeof(next->cause), "%s", text);
+    if (!next->job_json) {
+        next->job_json = strdup(l->job_json);
+        BL_ASSERT(next->job_json);
+    }
+    leader_change_send(l);
+}
+
+/* The last step waits for its save. If memory that it needs is gone, it has to be done again. */
+static void run_end_check(struct core_leader *l)
+{
+    struct leader_set set;
+    int is_whole = leader_set_find(l, l->end_step, 0, &set);
+
+    leader_set_close(&set);
+    if (is_whole || l->save_count > 0) {
+        l->end_ms = l->now_ms;
+    } else if (l->now_ms - l->end_ms >= l->config.deadlines.restart) {
+        l->ended = 0;
+        leader_cause(l, l->now_ms - l->end_ms, "the last step's state is gone before it was saved");
+        leader_open_send(l);
+    }
+}
+
+static void run_end(struct core_leader *l)
+{
+    int is_final = (l->stop_flags & BELAY_VOTE_FINAL) != 0 ||
+                   (l->config.steps && l->end_step >= l->config.steps);
+    const char *text = is_final ? "all steps are done" : "stopped by request";
+
+    if (l->config.root_count == 0 || l->record.committed_step == l->end_step) {
+        leader_end_send(l, is_final ? WIRE_VERDICT_FINISHED : WIRE_VERDICT_STOPPED, text);
+    } else if (l->last_save_failed) {
+        leader_end_send(l, WIRE_VERDICT_SAVE_FAILED, "the last save failed");
+    } else {
+        leader_wait_set(l, CORE_WAIT_SAVE, "the last save, of step %llu",
+                        (unsigned long long)l->end_step);
+        run_end_check(l);
+    }
+}
+
+/* DONE is stored: processes leave, their daemons forget them, the verdict goes out. */
+void leader_end_step(struct core_leader *l)
+{
+    uint32_t left = 0;
+    uint64_t since = l->now_ms - l->phase_ms;
+
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (p->life == LEADER_DEAD) {
+            p->counted = 1;
+            continue;
+        }
+        left += l->nodes[p->node].connected;
+        if (since >= l->config.deadlines.grace) {
+            leader_proc_kill(l, p, 0);
+        }
+    }
+    leader_wait_set(l, left ? CORE_WAIT_LEAVE : CORE_WAIT_NOTHING, "%u ranks to leave", left);
+    if (left == 0 || since >= 3 * l->config.deadlines.grace) {
+        l->finished = 1;
+        struct core_leader_effect *e = core_ring_push(&l->effects);
+        e->kind = CORE_LEADER_FINISHED;
+        e->verdict = l->record.verdict;
+    }
+}
+
+static uint32_t run_grow_seen(const struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (p && p->report.generation == plan->generation &&
+            p->report.stop_flags & BELAY_VOTE_GROW &&
+            !(p->report.stop_flags & (BELAY_VOTE_STOP | BELAY_VOTE_FINAL))) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+void leader_run_step(struct core_leader *l)
+{
+    run_progress(l);
+    if (!l->ended && !l->cause_pending && run_has_ended(l)) {
+        l->ended = 1;
+        l->end_ms = l->now_ms;
+        l->save_tries = 0;
+        l->last_save_failed = 0;
+    }
+    leader_members_watch(l);
+    if (l->ended) {
+        run_end(l);
+        return;
+    }
+    if (!l->cause_pending && run_grow_seen(l)) {
+        leader_event(l, CORE_EVENT_GROWN)->count = run_spares(l);
+        leader_cause(l, 0, "ranks are taken in");
+    }
+    if (!l->cause_pending) {
+        leader_hang_step(l);
+    }
+    if (l->cause_pending) {
+        leader_open_send(l);
+        return;
+    }
+    run_requests(l);
+    run_spares_keep(l);
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the leader: its state, and the functions that its files share. */
+#ifndef CORE_LEADER_STATE_H
+#define CORE_LEADER_STATE_H
+
+#include "daemon/core/effects.h"
+#include "daemon/core/leader.h"
+#include "wire/belay.h"
+
+#define LEADER_STEPS_LEARNED  64 /* newest step times that deadlines are learned from */
+#define LEADER_CHECKPOINTS    256
+#define LEADER_BAD_MAX        32
+#define LEADER_CRASHES        3 /* the same crash so often in a row: no progress */
+#define LEADER_SAVE_TRIES     3 /* of a run's last save */
+#define LEADER_STORE_RETRY_MS 1000
+
+enum leader_life {
+    LEADER_ORDERED = 0, /* wanted, not yet in a report */
+    LEADER_LIVE = 1,
+    LEADER_DEAD = 2 /* confirmed: exited, or its daemon does not hold it */
+};
+
+struct leader_proc {
+    uint64_t incarnation;
+    uint32_t node; /* index */
+    uint32_t rank; /* hint: the rank that it had or is to replace; CORE_NO_RANK none */
+    enum leader_life life;
+    struct wire_rank_report report; /* newest of its session */
+    struct wire_beat beat;
+    struct wire_exit status;
+    uint32_t pid;
+    uint64_t ordered_ms, kill_ms;
+    uint64_t stamp;       /* of the node report that last named it */
+    uint32_t kill;        /* ordered to be killed */
+    uint32_t stacks;      /* with stacks first */
+    uint32_t forget;      /* accounted for: the daemon may forget it */
+    uint32_t counted;     /* its death was told and judged */
+    uint32_t refused;     /* may never be a member */
+    uint32_t was_leaving; /* it had said that its work is done */
+};
+
+struct leader_node {
+    char name[WIRE_NODE_MAX];
+    uint64_t incarnation, incarnation_old;
+    uint32_t connected, lost, refused, has_report;
+    uint64_t away_ms;          /* since when, while not connected */
+    struct wire_report report; /* newest; owned */
+    uint64_t stamp;            /* of it */
+    uint32_t dirty;
+    uint64_t sequence, need, sent_ms; /* of directives */
+    uint64_t drops_told;              /* digest of the arenas last named to be dropped */
+    uint64_t fill_ms;                 /* no process is started before */
+};
+
+struct leader_map { /* incarnation -> index, open addressing */
+    uint64_t *keys;
+    uint32_t *values;
+    size_t capacity, count;
+};
+
+struct leader_part {
+    uint32_t node;
+    uint32_t written;
+    char *part_json; /* owned */
+};
+
+struct leader_save {
+    struct wire_save save; /* as told to members; owned arenas */
+    uint64_t started_ms;
+    struct bl_state_digest digest;
+    uint32_t world;
+    struct leader_part *parts; /* owned */
+    uint32_t part_count;
+    enum {
+        LEADER_SAVE_WRITING,
+        LEADER_SAVE_STORING,    /* COMMITTING on its way to the store */
+        LEADER_SAVE_COMMITTING, /* the engine writes the manifest */
+        LEADER_SAVE_RECORDING,  /* COMMITTED on its way to the store */
+        LEADER_SAVE_ENDED       /* told to the nodes until none names it */
+    } stage;
+    uint64_t manifest_digest;
+};
+
+struct leader_crash { /* what a generation died of */
+    uint32_t rank, section;
+    int32_t code, signal;
+    uint64_t step;
+    uint32_t count; /* generations in a row */
+};
+
+enum leader_change { /* kinds of compare-and-swap */
+                     LEADER_CLAIM = 1,
+                     LEADER_OPEN,
+                     LEADER_PLAN,
+                     LEADER_GO,
+                     LEADER_COMMITTING,
+                     LEADER_COMMITTED,
+                     LEADER_COMMIT_FAILED,
+                     LEADER_END
+};
+
+struct core_leader {
+    struct core_leader_config config; /* pointers inside are owned copies */
+    char **roots;
+    char *name, *job_json;
+    uint64_t random; /* state of the generator */
+    uint64_t now_ms, start_ms;
+
+    struct wire_record record; /* durable; owned */
+    uint64_t version;
+    struct wire_record next; /* under way or about to be tried again; owned */
+    enum leader_change change;
+    uint32_t change_pending, change_waits; /* sent; or waiting for a retry */
+    uint64_t op, change_retry_ms;
+    uint32_t store_failed, claimed, deposed, finished;
+
+    struct leader_node *nodes;
+    uint32_t node_count;
+    struct leader_proc *procs;
+    uint32_t proc_count;
+    struct leader_map map;
+    uint64_t stamp;
+
+    /* The disk. */
+    struct core_checkpoint *checkpoints;
+    uint32_t checkpoint_count;
+    uint32_t scan_wanted, scan_pending, scan_done; /* done: at least once since wanted */
+    uint64_t scan_retry_ms;
+    char bad_dirs[LEADER_BAD_MAX][WIRE_DIR_MAX];
+    uint32_t bad_dir_count;
+    uint64_t bad_steps[LEADER_BAD_MAX]; /* whose memory copies failed their digest */
+    uint32_t bad_step_count;
+    uint64_t digest_failed_step; /* failed once; a second time makes it bad */
+
+    /* A cause not yet opened. */
+    uint32_t cause_pending;
+    char cause[WIRE_TEXT_MAX];
+    uint64_t cause_ms, cause_detect_ms;
+
+    /* OPEN and PLANNED. */
+    uint64_t phase_ms;  /* since when the present phase is durable */
+    uint64_t opened_ms; /* since when the run is without a running generation */
+    uint32_t abandon, hold;
+    uint32_t wait; /* enum core_wait */
+    char wait_text[WIRE_TEXT_MAX];
+    uint32_t fence_told, wait_told;
+    uint32_t start_failures;  /* starts that failed in this OPEN */
+    uint64_t recover_ms[128]; /* ring: when recoveries were opened */
+    uint64_t recover_count;
+    uint32_t load_hangs, step_hangs; /* in a row without a culprit */
+
+    /* RUNNING. */
+    uint64_t step;    /* newest that every member has applied */
+    uint64_t step_ms; /* when it was seen */
+    uint64_t step_times[LEADER_STEPS_LEARNED];
+    uint64_t step_time_count;
+    uint64_t end_step, end_ms;
+    uint32_t first_sealed; /* a step of this generation is sealed by all */
+    uint64_t lost_from;    /* newest step of the former generation */
+    uint32_t ended;        /* all members leave with the same step */
+    uint32_t stop_flags;   /* seen at the end */
+    uint32_t stop_asked, save_asked;
+    uint64_t save_asked_step;
+    uint64_t request_id, request_generation, request_ms;
+    uint32_t request_flags;
+    struct leader_crash crash;
+    char first_cause[WIRE_TEXT_MAX];
+
+    struct leader_save saves[WIRE_SAVES_MAX];
+    uint32_t save_count;
+    uint64_t unpin_through;
+    uint32_t save_tries; /* of the last save */
+    uint32_t last_save_failed;
+    uint64_t skipped_told;
+
+    struct core_times times;
+    uint64_t recoveries, kills, saves_committed, saves_failed, saves_skipped, steps_lost;
+    struct core_ring effects;
+};
+
+/* What memory and disk hold at the newest consistent step. */
+struct leader_pick {
+    int found; /* 1: `step` is consistent */
+    uint64_t step;
+    int from_memory;
+    const struct core_checkpoint *checkpoint; /* of that step, or NULL; view */
+    struct wire_copy *copies;                 /* owned; admissible copies of the step */
+    uint32_t copy_count;
+    int digest_known;
+    struct bl_state_digest digest;
+    uint64_t state_elems; /* 0 unknown */
+};
+
+/* A set of arenas that hold each element of a step once. */
+struct leader_set {
+    uint64_t *arenas; /* owned */
+    uint32_t arena_count;
+    uint32_t *nodes; /* owned; index of the node of each arena */
+    struct bl_state_digest digest;
+    uint64_t generation, elems;
+};
+
+static inline int leader_has_rule(const struct core_leader *l, enum wire_rule rule)
+{
+    return (l->config.rules_off & (uint32_t)rule) == 0;
+}
+
+/* leader_nodes.c */
+uint64_t leader_random(struct core_leader *l);
+struct leader_node *leader_node_find(struct core_leader *l, const char *name);
+struct leader_node *leader_node_get(struct core_leader *l, const char *name);
+struct leader_proc *leader_proc_find(const struct core_leader *l, uint64_t incarnation);
+struct leader_proc *leader_proc_add(struct core_leader *l, uint64_t incarnation, uint32_t node);
+void leader_procs_sweep(struct core_leader *l);
+struct leader_proc *leader_proc_start(struct core_leader *l, uint32_t node, uint32_t rank);
+void leader_proc_kill(struct core_leader *l, struct leader_proc *p, uint32_t stacks);
+/* Live processes that the node hosts or was told to host. */
+uint32_t leader_node_load(const struct core_leader *l, uint32_t node);
+int leader_proc_is_reachable(const struct core_leader *l, const struct leader_proc *p);
+const struct wire_arena_info *leader_arena_find(const struct core_leader *l, uint32_t node,
+                                                uint64_t arena);
+void leader_dirty_all(struct core_leader *l);
+void leader_nodes_close(struct core_leader *l);
+
+/* leader.c */
+struct core_event *leader_event(struct core_leader *l, enum core_event_code code);
+void leader_event_proc(struct core_leader *l, enum core_event_code code,
+                       const struct leader_proc *p, const char *text);
+/* The record that messages speak of. */
+const struct wire_record *leader_said(const struct core_leader *l);
+void leader_step(struct core_leader *l);
+
+/* leader_store.c: changes of the record. `next` is prepared as a copy of the record; the caller
+ * edits it and then sends. */
+int leader_change_is_free(const struct core_leader *l);
+struct wire_record *leader_change_begin(struct core_leader *l, enum leader_change change);
+void leader_change_send(struct core_leader *l);
+void leader_change_done(struct core_leader *l);
+void leader_change_tick(struct core_leader *l);
+
+/* leader_open.c */
+void leader_cause(struct core_leader *l, uint64_t detect_ms, const char *fmt, ...) BL_PRINTF(3, 4);
+void leader_open_send(struct core_leader *l);
+void leader_open_step(struct core_leader *l);
+/* Starts processes until as many live as are wanted; how many found no room. */
+uint32_t leader_fill(struct core_leader *l);
+uint32_t leader_wanted(const struct core_leader *l);
+void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
+    BL_PRINTF(3, 4);
+
+/* leader_pick.c */
+int leader_copy_is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step);
+void leader_pick_newest(const struct core_leader *l, struct leader_pick *ret);
+void leader_pick_close(struct leader_pick *pick);
+/* 1 and the set of sealed slots of `step` that holds each element once; pinned_only: of pinned
+ * ones. */
+int leader_set_find(const struct core_leader *l, uint64_t step, int pinned_only,
+                    struct leader_set *ret);
+void leader_set_close(struct leader_set *set);
+/* Elements of the whole state as the members' present arenas hold it; 0 unknown. */
+uint64_t leader_members_elems(const struct core_leader *l);
+
+/* leader_plan.c */
+void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh);
+void leader_plan_step(struct core_leader *l);
+int leader_proc_is_member(const struct wire_plan *plan, uint64_t incarnation, uint32_t *ret_rank);
+
+/* leader_run.c */
+void leader_run_begin(struct core_leader *l);
+void leader_run_step(struct core_leader *l);
+void leader_end_step(struct core_leader *l);
+/* Judges deaths, failures and lost nodes of the present plan's members. */
+void leader_members_watch(struct core_leader *l);
+/* Counts what a process died of; may end the run. */
+void leader_death_judge(struct core_leader *l, struct leader_proc *p);
+/* Ends the run: DONE in the store. */
+void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const char *text);
+
+/* leader_directive.c */
+int leader_directive_due(struct core_leader *l, char node[WIRE_NODE_MAX]);
+/* Marks nodes whose arenas to drop changed, and processes to forget. */
+void leader_drops_step(struct core_leader *l);
+
+/* leader_hang.c */
+uint64_t leader_step_deadline(const struct core_leader *l);
+void leader_hang_step(struct core_leader *l);
+void leader_hang_load(struct core_leader *l);
+
+/* leader_save.c */
+void leader_saves_step(struct core_leader *l);
+void leader_saves_report(struct core_leader *l, uint32_t node);
+/* A plan resumed at `step`: saves of later steps are void. */
+void leader_saves_void(struct core_leader *l, uint64_t step);
+int leader_save_holds(const struct core_leader *l, uint64_t arena);
+void leader_saves_stored(struct core_leader *l, enum leader_change change);
+void leader_saves_close(struct core_leader *l);
+
+#endif

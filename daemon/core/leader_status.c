@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What `belay status` shows. */
+#include "daemon/core/leader_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Digest of l->step over all members, where the newest reports hold all their slots of it. */
+static void status_digest(const struct core_leader *l, struct core_status *ret)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    uint64_t step = l->ended || l->record.phase == WIRE_PHASE_DONE ? l->end_step : l->step;
+    struct bl_state_digest sum = {{0, 0}};
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        const struct wire_arena_info *arena =
+            p ? leader_arena_find(l, p->node, p->report.arena) : NULL;
+        for (uint32_t k = 0; arena && k < arena->slot_count; k++) {
+            const struct wire_slot_info *slot = &arena->slots[k];
+            if (slot->state == WIRE_SLOT_SEALED && slot->step == step &&
+                leader_copy_is_admissible(&l->record, slot->generation, step)) {
+                bl_state_digest_merge(&sum, &slot->digest);
+                found++;
+                break;
+            }
+        }
+    }
+    if (plan->world && found == plan->world) {
+        ret->digest_known = 1;
+        ret->digest_step = step;
+        ret->digest = sum;
+        return;
+    }
+    for (uint32_t i = 0; i < l->checkpoint_count; i++) {
+        if (l->checkpoints[i].step == step && l->checkpoints[i].digest_known) {
+            ret->digest_known = 1;
+            ret->digest_step = step;
+            ret->digest = l->checkpoints[i].digest;
+        }
+    }
+}
+
+static void status_proc(const struct core_leader *l, const struct leader_proc *p,
+                        struct core_status_proc *ret)
+{
+    ret->incarnation = p->incarnation;
+    ret->pid = p->pid;
+    ret->rank = p->rank;
+    ret->member = (uint32_t)leader_proc_is_member(&l->record.plan, p->incarnation, &ret->rank);
+    ret->state = p->life == LEADER_DEAD ? WIRE_RANK_EXITED : p->report.state;
+    ret->beat = p->beat;
+    ret->applied_step = p->report.applied_step;
+}
+
+static void status_nodes(const struct core_leader *l, struct core_status *ret, uint64_t now_ms)
+{
+    ret->nodes = core_alloc(l->node_count, sizeof(*ret->nodes));
+    ret->procs = core_alloc(l->proc_count, sizeof(*ret->procs));
+    ret->node_count = l->node_count;
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        const struct leader_node *node = &l->nodes[i];
+        struct core_status_node *out = &ret->nodes[i];
+        memcpy(out->node, node->name, sizeof(out->node));
+        out->incarnation = node->incarnation;
+        out->connected = node->connected;
+        out->lost = node->lost;
+        out->away_ms = node->connected ? 0 : now_ms - node->away_ms;
+        out->ranks_max = node->report.ranks_max;
+        out->proc_first = ret->proc_count;
+        for (uint32_t k = 0; k < l->proc_count; k++) {
+            if (l->procs[k].node == i) {
+                status_proc(l, &l->procs[k], &ret->procs[ret->proc_count++]);
+                out->proc_count++;
+            }
+        }
+    }
+}
+
+static void status_saves(const struct core_leader *l, struct core_status *ret, uint64_t now_ms)
+{
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        const struct leader_save *s = &l->saves[i];
+        if (s->stage == LEADER_SAVE_ENDED) {
+            continue;
+        }
+        struct core_status_save *out = &ret->saves[ret->save_count++];
+        out->attempt = s->save.attempt;
+        out->step = s->save.step;
+        out->age_ms = now_ms - s->started_ms;
+        out->nodes = s->part_count;
+        for (uint32_t k = 0; k < s->part_count; k++) {
+            out->written += s->parts[k].written;
+        }
+    }
+}
+
+void core_leader_status(const struct core_leader *l, struct core_status *ret, uint64_t now_ms)
+{
+    struct leader_pick pick;
+    int is_running = l->record.phase == WIRE_PHASE_RUNNING;
+
+    memset(ret, 0, sizeof(*ret));
+    ret->phase = l->record.phase;
+    ret->verdict = l->record.verdict;
+    ret->generation = l->record.generation;
+    ret->line = l->record.line;
+    ret->world = l->record.phase >= WIRE_PHASE_PLANNED ? l->record.plan.world : 0;
+    ret->ranks = l->config.ranks;
+    ret->lanes = l->config.lanes;
+    ret->step = l->ended ? l->end_step : l->step;
+    leader_pick_newest(l, &pick);
+    ret->memory_step = pick.found && pick.from_memory ? pick.step : UINT64_MAX;
+    leader_pick_close(&pick);
+    ret->disk_step = l->record.committed_step;
+    memcpy(ret->disk_dir, l->record.committed_dir, sizeof(ret->disk_dir));
+    ret->wait = (enum core_wait)l->wait;
+    memcpy(ret->wait_text, l->wait_text, sizeof(ret->wait_text));
+    if (l->store_failed) {
+        ret->wait = CORE_WAIT_STORE;
+        snprintf(ret->wait_text, sizeof(ret->wait_text), "the store to take a change");
+    }
+    ret->stop_asked = l->stop_asked;
+    ret->save_asked = l->save_asked;
+    ret->step_deadline_ms = leader_step_deadline(l);
+    ret->since_progress_ms = is_running ? now_ms - l->step_ms : now_ms - l->phase_ms;
+    ret->last = l->times;
+    ret->recoveries = l->recoveries;
+    ret->kills = l->kills;
+    ret->saves_committed = l->saves_committed;
+    ret->saves_failed = l->saves_failed;
+    ret->saves_skipped = l->saves_skipped;
+    ret->steps_lost = l->steps_lost;
+    status_digest(l, ret);
+    status_saves(l, ret, now_ms);
+    status_nodes(l, ret, now_ms);
+    snprintf(ret->text, sizeof(ret->text), "%s",
+             l->record.phase == WIRE_PHASE_DONE ? l->record.cause : l->first_cause);
+}
+
+void core_status_close(struct core_status *status)
+{
+    if (status) {
+        free(status->nodes);
+        free(status->procs);
+        memset(status, 0, sizeof(*status));
+    }
+}
