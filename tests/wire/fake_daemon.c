@@ -67,6 +67,9 @@ int fake_rank_start(struct fake *fake)
         setenv("BELAY_INCARNATION", text, 1);
         snprintf(text, sizeof(text), "%d", page_fd);
         setenv("BELAY_PAGE_FD", text, 1);
+        if (fake->fail) {
+            setenv("BELAY_FAIL", fake->fail, 1);
+        }
         close(fake->listener);
         close(fake->bulk_listener);
         fake_rank_main(fake->shared, index);
@@ -83,6 +86,18 @@ void fake_kill(struct fake *fake, int index)
     assert_int_equal(pthread_mutex_trylock(&rank->page->life), EOWNERDEAD);
     rank->dead = 1;
     wire_sock_close(&rank->sock);
+}
+
+static int is_dead(struct fake *fake, uint64_t index)
+{
+    return fake->ranks[index].dead;
+}
+
+void fake_died(struct fake *fake, int index)
+{
+    fake_until(fake, is_dead, (uint64_t)index, "the failpoint");
+    int status = fake->ranks[index].exit_status;
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 static void ranks_reap(struct fake *fake)
@@ -564,11 +579,16 @@ void fake_plan(struct fake *fake)
     fake->phase = WIRE_PHASE_PLANNED;
 }
 
-void fake_generation_run(struct fake *fake)
+void fake_generation_plan(struct fake *fake)
 {
     fake_until(fake, all_state, WIRE_RANK_PARKED, "all parked");
     fake_plan(fake);
     fake_directive(fake);
+}
+
+void fake_generation_run(struct fake *fake)
+{
+    fake_generation_plan(fake);
     fake_until(fake, all_state, WIRE_RANK_READY, "all ready");
     struct bl_state_digest sum = {{0, 0}};
     for (uint32_t i = 0; i < fake->rank_count; i++) {

@@ -25,7 +25,6 @@ struct fake_shared {                          /* with the ranks */
     _Atomic uint64_t votes[FAKE_RANKS_MAX];
     _Atomic uint64_t egen[FAKE_RANKS_MAX]; /* calls of belay_next */
     uint64_t steps;                        /* of the run */
-    uint32_t request_flags;                /* unused by ranks */
 };
 
 struct fake_rank {
@@ -71,7 +70,7 @@ struct fake {
     int disk_only;     /* plans have no copies but a checkpoint */
     uint64_t disk_step;
     uint32_t disk_loads, copy_opens, bulk_reads, arena_makes;
-    uint64_t arena_budget; /* 0 none */
+    const char *fail; /* BELAY_FAIL of ranks started from now on; NULL none */
 };
 
 void fake_open(struct fake *fake, uint64_t steps);
@@ -86,13 +85,16 @@ void fake_down(struct fake *fake);
 void fake_up(struct fake *fake);
 /* Calls a new generation. */
 void fake_generation_open(struct fake *fake);
-/* Waits for all live ranks to park, plans the newest complete step (or a fresh start), waits until
- * all are ready and their digests add up, and says go. */
+/* Waits for all live ranks to park and plans the newest complete step, or a fresh start. */
+void fake_generation_plan(struct fake *fake);
+/* The same, waits until all are ready and their digests add up, and says go. */
 void fake_generation_run(struct fake *fake);
 void fake_plan(struct fake *fake);
 /* Sends everybody the present view. */
 void fake_directive(struct fake *fake);
 void fake_kill(struct fake *fake, int index);
+/* Waits until the rank killed itself (a failpoint). */
+void fake_died(struct fake *fake, int index);
 int fake_all_exited(struct fake *fake, uint64_t unused);
 
 /* Fills `out` with the elements of tensor `which` after `step`, from flat_lo on. */

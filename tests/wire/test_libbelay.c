@@ -340,6 +340,100 @@ static void test_strangers_on_the_vote_port_change_nothing(void **state)
     }
 }
 
+static void need_failpoints(void)
+{
+#ifndef BELAY_FAILPOINTS
+    skip();
+#endif
+}
+
+static void test_a_rank_killed_after_its_seal_lost_nothing(void **state)
+{
+    (void)state;
+    need_failpoints();
+    fake_open(&fake, 40);
+    fake_rank_start(&fake);
+    fake.fail = "sealed-unsent:kill:6"; /* steps 0 to 5 */
+    fake_rank_start(&fake);
+    fake.fail = NULL;
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    fake_died(&fake, 1);
+    assert_int_equal(fake.ranks[1].report.applied_step, 4);
+    fake_rank_start(&fake);
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.plan.step, 5); /* by the slot's header; no message said so */
+    finish();
+}
+
+/* A rank dies while it loads; then the next one loads. */
+static void die_while_loading(const char *fail)
+{
+    need_failpoints();
+    start(40, 3);
+    atomic_store(&fake.shared->limit[1], 10);
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    fake_until(&fake, all_applied, 10, "step 10");
+    fake_kill(&fake, 1);
+    fake.fail = fail;
+    int second = fake_rank_start(&fake);
+    fake.fail = NULL;
+    fake_generation_open(&fake);
+    fake_generation_plan(&fake);
+    fake_died(&fake, second);
+    fake_rank_start(&fake);
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.plan.step, 10);
+    finish();
+}
+
+static void test_a_rank_killed_in_the_middle_of_a_copy_is_replaced(void **state)
+{
+    (void)state;
+    die_while_loading("mid-copy:kill:1");
+}
+
+static void test_a_rank_killed_while_it_loads_is_replaced(void **state)
+{
+    (void)state;
+    die_while_loading("mid-load:kill:1");
+}
+
+static void test_a_rank_killed_before_ready_is_replaced(void **state)
+{
+    (void)state;
+    die_while_loading("before-ready:kill:1");
+}
+
+static int load_failed(struct fake *f, uint64_t index)
+{
+    return f->ranks[index].report.failed_generation == f->generation;
+}
+
+static void test_a_load_that_fails_is_reported_and_tried_again(void **state)
+{
+    (void)state;
+    need_failpoints();
+    start(40, 2);
+    limit_all(5);
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    fake_until(&fake, all_applied, 5, "step 5");
+    fake.fail = "mid-copy:error:1";
+    int third = fake_rank_start(&fake);
+    fake_generation_open(&fake);
+    fake_generation_plan(&fake);
+    fake_until(&fake, load_failed, (uint64_t)third, "failure reported");
+    assert_non_null(strstr(fake.ranks[third].report.failed_text, "mid-copy"));
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.plan.world, 3);
+    finish();
+}
+
 static void test_join_fails_with_a_reason_when_nothing_listens(void **state)
 {
     (void)state;
@@ -375,6 +469,11 @@ int main(void)
         cmocka_unit_test(test_generations_called_while_one_loads_end_in_the_newest),
         cmocka_unit_test(test_ranks_train_on_while_the_daemon_is_away_and_come_back),
         cmocka_unit_test(test_a_request_to_stop_stops_all_after_the_same_step),
+        cmocka_unit_test(test_a_rank_killed_after_its_seal_lost_nothing),
+        cmocka_unit_test(test_a_rank_killed_in_the_middle_of_a_copy_is_replaced),
+        cmocka_unit_test(test_a_rank_killed_while_it_loads_is_replaced),
+        cmocka_unit_test(test_a_rank_killed_before_ready_is_replaced),
+        cmocka_unit_test(test_a_load_that_fails_is_reported_and_tried_again),
         cmocka_unit_test(test_strangers_on_the_vote_port_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
