@@ -66,6 +66,14 @@ static void test_seven_lanes_give_one_digest_for_all_ranks(void **state)
     one_digest(7, 1, to_seven, sizeof to_seven / sizeof *to_seven);
 }
 
+/* More lanes than go into one message of losses, some ranks with several pieces. */
+static void test_many_lanes_give_one_digest_for_all_ranks(void **state)
+{
+    (void)state;
+    static const struct variant variants[] = {{1, 1, 0}, {3, 1, 0}, {6, 1, 3}};
+    one_digest(70, 0, variants, sizeof variants / sizeof *variants);
+}
+
 static void test_another_seed_gives_another_digest(void **state)
 {
     (void)state;
@@ -86,6 +94,7 @@ int main(void)
         cmocka_unit_test(test_four_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_twelve_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_seven_lanes_give_one_digest_for_all_ranks),
+        cmocka_unit_test(test_many_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_another_seed_gives_another_digest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
