@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon's side of belay-engine: a child with a socket pair, which touches all checkpoint roots
+ * so that a hung mount or a crash there never holds a beat up. When it dies another is started, and
+ * what was under way counts as failed.
+ */
+#ifndef DAEMON_ENGINE_CLIENT_H
+#define DAEMON_ENGINE_CLIENT_H
+
+#include "daemon/daemon.h"
+
+#define ENGINE_PENDING_MAX 64
+
+BL_MUST_CHECK int engine_open(struct daemon *daemon, struct bl_errmsg *msg);
+/* Ends the child and frees. */
+void engine_close(struct daemon *daemon);
+
+/* Writes this node's part of the attempt (core_member_write); core_member_on_engine_written. */
+void engine_write(struct run *run, uint64_t attempt);
+/* Stops writing it and removes what it left. No answer. */
+void engine_cancel(struct run *run, uint64_t attempt);
+/* Manifest and rename of the attempt (core_leader_commit); core_leader_on_commit_done. */
+void engine_commit(struct run *run, uint64_t attempt);
+/* Lists all roots' checkpoints; core_leader_on_scan_done. */
+void engine_scan(struct run *run);
+
+/* Scans one root for a caller of its own (a submit). `done` gets NULL when the engine failed. */
+typedef void (*engine_scanned_fn)(void *arg, const struct wire_engine_scanned *scanned);
+void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
+                      engine_scanned_fn done, void *arg);
+
+/* Fills a slot of `arena` from disk; `done` as the engine answered. Takes load->extents. */
+typedef void (*engine_loaded_fn)(void *arg, int rc, const char *text);
+void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
+                 engine_loaded_fn done, void *arg);
+/* Nobody waits for `arg` any more. */
+void engine_forget(struct daemon *daemon, void *arg);
+
+#endif

@@ -1,0 +1,693 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Processes of ranks, through their shims.
+ *
+ *      proc_start -> uv_spawn belay-shim -> connect (retried) -> Hello, Attach -> State: live
+ *                                                                         | Exit: exited
+ *      proc_adopt -----------------------^
+ *
+ * A shim that is gone has taken its rank along (PDEATHSIG): a connection that breaks is an exit,
+ * with what the exit record says, if it got to write one.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "daemon/daemon.h"
+
+#define PROC_ATTACH_MS 10000 /* a started shim listens within this; then it is given up */
+#define PROC_RETRY_MS  5
+
+static void proc_path(const struct proc *proc, const char *suffix, char *ret, size_t bytes)
+{
+    snprintf(ret, bytes, "%s/%u.%016llx.%s", proc->run->dir, proc->rank,
+             (unsigned long long)proc->incarnation, suffix);
+}
+
+struct proc *proc_find(struct run *run, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < run->proc_count; i++) {
+        if (run->procs[i]->incarnation == incarnation) {
+            return run->procs[i];
+        }
+    }
+    return NULL;
+}
+
+static void on_freed(uv_handle_t *handle)
+{
+    free(handle);
+}
+
+static struct proc *proc_new(struct run *run, uint64_t incarnation, uint32_t rank)
+{
+    struct proc *proc = calloc(1, sizeof(*proc));
+
+    BL_ASSERT(proc != NULL && run->proc_count < DAEMON_PROCS_MAX);
+    proc->run = run;
+    proc->incarnation = incarnation;
+    proc->rank = rank;
+    proc->page_fd = -1;
+    proc->timer = calloc(1, sizeof(*proc->timer));
+    BL_ASSERT(proc->timer != NULL);
+    uv_timer_init(run->daemon->loop, proc->timer);
+    proc->timer->data = proc;
+    run->procs[run->proc_count++] = proc;
+    return proc;
+}
+
+void proc_free(struct proc *proc)
+{
+    struct run *run = proc->run;
+
+    for (uint32_t i = 0; i < run->proc_count; i++) {
+        if (run->procs[i] == proc) {
+            run->procs[i] = run->procs[--run->proc_count];
+        }
+    }
+    uv_close((uv_handle_t *)proc->timer, on_freed);
+    if (proc->process) { /* reaped by libuv when it ends; nobody is told any more */
+        proc->process->data = NULL;
+    }
+    conn_close(proc->shim_conn);
+    conn_close(proc->rank_conn);
+    if (proc->page) {
+        bl_mem_free(proc->page, WIRE_PAGE_BYTES);
+    }
+    if (proc->page_fd >= 0) {
+        close(proc->page_fd);
+    }
+    free(proc);
+}
+
+/* ---- exits ---- */
+
+static void proc_exited(struct proc *proc, const struct wire_exit *status, const char *text)
+{
+    struct run *run = proc->run;
+    char hex[17];
+
+    if (proc->state == PROC_EXITED) {
+        return;
+    }
+    if (proc->state == PROC_STARTING && proc->adopted) {
+        core_member_on_proc_adopted(run->member, proc->incarnation, proc->rank, 0, daemon_now_ms());
+    }
+    proc->state = PROC_EXITED;
+    proc->exit = *status;
+    daemon_hex(proc->incarnation, hex);
+    event(run->daemon->events, EVENT_PROC_EXITED,
+          "job=%s rank=%u pid=%u incarnation=%s code=%d signal=%d core=%u by_us=%u", run->name,
+          proc->rank, proc->pid, hex, status->code, status->signal, status->core, status->by_us);
+    member_edge_arenas(run);
+    core_member_on_proc_exit(run->member, proc->incarnation, status, text, daemon_now_ms());
+    if (run->adopting) {
+        adopt_settled(run);
+    }
+    run_pump(run);
+}
+
+static void proc_start_failed(struct proc *proc, const char *reason)
+{
+    struct wire_exit status = {.code = 3};
+
+    event(proc->run->daemon->events, EVENT_PROC_START_FAILED, "job=%s rank=%u reason=%s",
+          proc->run->name, proc->rank, reason);
+    proc_exited(proc, &status, reason);
+}
+
+static int json_int(json_t *json, const char *key, int otherwise)
+{
+    json_t *value = json_object_get(json, key);
+
+    return json_is_integer(value) ? (int)json_integer_value(value) : otherwise;
+}
+
+/* The exit record, where the shim got to write one; else "killed, nobody knows by what". */
+static void exit_record_read(const struct proc *proc, struct wire_exit *ret)
+{
+    char path[1200];
+
+    proc_path(proc, "exit", path, sizeof(path));
+    json_t *json = json_load_file(path, 0, NULL);
+
+    *ret = (struct wire_exit){.code = json_int(json, "code", -1),
+                              .signal = json_int(json, "signal", json ? 0 : SIGKILL),
+                              .core = (uint32_t)json_int(json, "core", 0),
+                              .by_us = (uint32_t)json_int(json, "by_us", 0)};
+    json_decref(json);
+}
+
+/* ---- the shim's connection ---- */
+
+static void proc_suspected(struct proc *proc)
+{
+    char hex[17];
+
+    if (proc->suspected || proc->state == PROC_EXITED) {
+        return;
+    }
+    proc->suspected = 1;
+    daemon_hex(proc->incarnation, hex);
+    event(proc->run->daemon->events, EVENT_PROC_SUSPECTED, "job=%s rank=%u pid=%u incarnation=%s",
+          proc->run->name, proc->rank, proc->pid, hex);
+}
+
+static void proc_keep_send(struct proc *proc, struct arena *arena)
+{
+    struct wire_shim_keep keep = {.arena = arena->id};
+
+    if (proc->shim_conn &&
+        conn_send(proc->shim_conn, WIRE_TYPE_SHIM_KEEP, &keep, 0, &arena->fd, 1) == 0) {
+        arena->is_kept = 1;
+    }
+}
+
+void proc_keep(struct run *run, struct arena *arena)
+{
+    struct proc *proc = proc_find(run, arena->incarnation);
+
+    if (proc) {
+        proc_keep_send(proc, arena);
+    }
+}
+
+void proc_drop(struct run *run, uint64_t incarnation, uint64_t arena)
+{
+    struct proc *proc = proc_find(run, incarnation);
+    struct wire_shim_keep keep = {.arena = arena, .drop = 1};
+
+    if (proc && proc->shim_conn) {
+        BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_SHIM_KEEP, &keep, 0, NULL, 0) != 0,
+                  "the shim is gone and with it the duplicate");
+    }
+}
+
+static void kill_send(struct proc *proc)
+{
+    struct wire_shim_stacks stacks = {.request = 1};
+    struct wire_shim_kill kill_message = {.signal = SIGKILL, .tree = 1};
+
+    if (!proc->shim_conn || !proc->kill_wanted) {
+        return;
+    }
+    if (proc->stacks_wanted) {
+        BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_SHIM_STACKS, &stacks, 0, NULL, 0) != 0,
+                  "then it is killed without");
+    }
+    BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_SHIM_KILL, &kill_message, 0, NULL, 0) != 0,
+              "a shim that is gone has taken its rank along");
+}
+
+/* Page and arenas come as descriptors, in the order of their index. Only the first state of a
+ * connection is looked at: later ones repeat them. */
+static void state_take_fds(struct proc *proc, const struct wire_shim_state *state, int first)
+{
+    struct run *run = proc->run;
+    struct bl_errmsg msg = {{0}};
+
+    for (uint32_t i = 0; i <= state->arena_count; i++) {
+        int fd = conn_take_fd(proc->shim_conn);
+
+        if (fd < 0) {
+            return;
+        }
+        if (!first || (i == state->page_fd_index && proc->page)) {
+            close(fd);
+        } else if (i == state->page_fd_index) {
+            proc->page_fd = fd;
+            proc->page = bl_mem_map(fd, WIRE_PAGE_BYTES, 1);
+        } else {
+            for (uint32_t k = 0; k < state->arena_count; k++) {
+                if (state->arenas[k].fd_index == i &&
+                    arena_adopt(run, proc->incarnation, state->arenas[k].arena, fd, &msg) != 0) {
+                    bl_log(BL_LOG_WARN, "proc", "an arena of rank %u: %s", proc->rank, msg.text);
+                }
+            }
+        }
+    }
+}
+
+static void proc_attached(struct proc *proc, const struct wire_shim_state *state)
+{
+    struct run *run = proc->run;
+    char hex[17];
+
+    uv_timer_stop(proc->timer);
+    daemon_hex(proc->incarnation, hex);
+    proc->pid = state->pid;
+    proc->shim_pid = state->shim_pid;
+    proc->state = PROC_LIVE;
+    if (proc->adopted) {
+        event(run->daemon->events, EVENT_PROC_ADOPTED,
+              "job=%s rank=%u pid=%u incarnation=%s exited=%u", run->name, proc->rank, proc->pid,
+              hex, state->exited);
+        core_member_on_proc_adopted(run->member, proc->incarnation, proc->rank, proc->pid,
+                                    daemon_now_ms());
+    } else {
+        event(run->daemon->events, EVENT_PROC_STARTED, "job=%s rank=%u pid=%u incarnation=%s",
+              run->name, proc->rank, proc->pid, hex);
+        core_member_on_proc_started(run->member, proc->incarnation, proc->pid, daemon_now_ms());
+    }
+    for (uint32_t i = 0; i < run->arena_count; i++) {
+        if (run->arenas[i].incarnation == proc->incarnation && !run->arenas[i].is_kept) {
+            proc_keep_send(proc, &run->arenas[i]);
+        }
+    }
+    kill_send(proc);
+}
+
+static void on_state(struct proc *proc, const struct wire_shim_state *state)
+{
+    int first = proc->state == PROC_STARTING;
+
+    state_take_fds(proc, state, first);
+    if (state->rc != 0) {
+        proc_start_failed(proc, state->text);
+        return;
+    }
+    if (first) {
+        proc_attached(proc, state);
+    }
+    if (state->suspected) {
+        proc_suspected(proc);
+    }
+    if (state->exited) {
+        proc_exited(proc, &state->exit, "");
+    } else if (first && proc->run->adopting) {
+        adopt_settled(proc->run);
+    }
+    run_pump(proc->run);
+}
+
+static void on_stacked(struct proc *proc, const struct wire_shim_stacked *stacked)
+{
+    char path[1200], hex[17];
+
+    proc_path(proc, "stacks", path, sizeof(path));
+    daemon_hex(proc->incarnation, hex);
+    event(proc->run->daemon->events, EVENT_STACKS_SAVED,
+          "job=%s rank=%u incarnation=%s path=%s note=%s", proc->run->name, proc->rank, hex, path,
+          stacked->text);
+}
+
+static void on_shim_message(struct conn *conn, void *arg, const struct wire_frame *frame)
+{
+    struct proc *proc = arg;
+    int rc = 0;
+
+    if (frame->type == WIRE_TYPE_SHIM_STATE) {
+        struct wire_shim_state state;
+
+        rc = wire_shim_state_decode(&state, frame->payload, frame->payload_bytes, NULL);
+        if (rc == 0) {
+            on_state(proc, &state);
+        }
+    } else if (frame->type == WIRE_TYPE_SHIM_EXIT) {
+        struct wire_shim_exit ex;
+
+        rc = wire_shim_exit_decode(&ex, frame->payload, frame->payload_bytes, NULL);
+        if (rc == 0) {
+            proc_exited(proc, &ex.exit, "");
+        }
+    } else if (frame->type == WIRE_TYPE_SHIM_STACKED) {
+        struct wire_shim_stacked stacked;
+
+        rc = wire_shim_stacked_decode(&stacked, frame->payload, frame->payload_bytes, NULL);
+        if (rc == 0) {
+            on_stacked(proc, &stacked);
+            wire_shim_stacked_free(&stacked);
+        }
+    }
+    if (rc != 0) {
+        bl_log(BL_LOG_ERROR, "proc", "a message of a shim (%s): %s", wire_type_name(frame->type),
+               bl_strerror(rc));
+        conn_close(conn);
+        proc->shim_conn = NULL;
+    }
+}
+
+/* The shim is gone. Its rank dies with it by PDEATHSIG; SIGKILL makes sure, the pid is still ours
+ * while its exit has not been seen. */
+static void on_shim_closed(struct conn *conn, void *arg, const char *text)
+{
+    struct proc *proc = arg;
+    struct wire_exit status;
+    char hex[17];
+
+    (void)conn;
+    proc->shim_conn = NULL;
+    if (proc->state == PROC_EXITED) {
+        return;
+    }
+    if (proc->state == PROC_STARTING && uv_is_active((uv_handle_t *)proc->timer)) {
+        return; /* the retry goes on */
+    }
+    daemon_hex(proc->incarnation, hex);
+    event(proc->run->daemon->events, EVENT_SHIM_LOST, "job=%s rank=%u pid=%u incarnation=%s",
+          proc->run->name, proc->rank, proc->pid, hex);
+    exit_record_read(proc, &status);
+    proc_exited(proc, &status, text);
+}
+
+static const struct conn_ops shim_ops = {on_shim_message, on_shim_closed};
+
+static int shim_connect(const char *path)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    const char *slash = strrchr(path, '/');
+    int dir = -1, fd;
+
+    if (strlen(path) < sizeof(addr.sun_path)) {
+        snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+    } else { /* a socket's path has 107 bytes at most: through the directory's descriptor */
+        char text[1024];
+
+        snprintf(text, sizeof(text), "%.*s", (int)(slash - path), path);
+        dir = open(text, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        snprintf(addr.sun_path, sizeof(addr.sun_path), "/proc/self/fd/%d/%.80s", dir, slash + 1);
+    }
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) != 0) {
+        int rc = -errno;
+
+        close(fd);
+        fd = rc;
+    } else if (fd < 0) {
+        fd = -errno;
+    }
+    if (dir >= 0) {
+        close(dir);
+    }
+    return fd;
+}
+
+static void shim_attach(struct proc *proc, int fd)
+{
+    struct daemon *daemon = proc->run->daemon;
+    struct wire_hello hello = {.version = WIRE_FRAME_VERSION,
+                               .role = WIRE_ROLE_DAEMON,
+                               .run = proc->run->id,
+                               .incarnation = daemon->incarnation};
+    struct wire_shim_attach attach = {proc->run->id, proc->incarnation, daemon->incarnation};
+
+    proc->shim_conn = conn_new(daemon->loop, fd, daemon->incarnation, &shim_ops, proc);
+    if (!proc->shim_conn) {
+        return;
+    }
+    snprintf(hello.node, sizeof(hello.node), "%s", daemon->config.name);
+    snprintf(hello.build, sizeof(hello.build), "%s", BELAY_VERSION);
+    BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_HELLO, &hello, 0, NULL, 0) != 0 ||
+                  conn_send(proc->shim_conn, WIRE_TYPE_SHIM_ATTACH, &attach, 0, NULL, 0) != 0,
+              "a broken connection is told by its closing");
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+    struct proc *proc = timer->data;
+    char path[1200];
+
+    if (proc->shim_conn) {
+        return;
+    }
+    proc_path(proc, "sock", path, sizeof(path));
+    int fd = shim_connect(path);
+
+    if (fd >= 0) {
+        uv_timer_stop(timer);
+        shim_attach(proc, fd);
+        return;
+    }
+    if (daemon_now_ms() < proc->attach_until_ms && !(proc->adopted && fd == -ECONNREFUSED)) {
+        return;
+    }
+    uv_timer_stop(timer);
+    if (proc->adopted) { /* nobody listens: shim and rank are dead */
+        struct wire_exit status;
+
+        exit_record_read(proc, &status);
+        proc_exited(proc, &status, "its shim was gone when the daemon came back");
+    } else {
+        proc_start_failed(proc, "its shim did not come up in time; see the .shim file beside its "
+                                "socket");
+    }
+}
+
+static void attach_begin(struct proc *proc)
+{
+    proc->attach_until_ms = daemon_now_ms() + bl_time_scaled_ms(PROC_ATTACH_MS);
+    uv_timer_start(proc->timer, on_retry, PROC_RETRY_MS, PROC_RETRY_MS);
+}
+
+/* ---- starting ---- */
+
+static void on_shim_exit(uv_process_t *process, int64_t status, int signal_number)
+{
+    struct proc *proc = process->data;
+
+    if (proc) {
+        proc->process = NULL;
+        if (proc->state == PROC_STARTING && !proc->shim_conn && !proc->adopted) {
+            char text[128];
+
+            uv_timer_stop(proc->timer);
+            snprintf(text, sizeof(text), "its shim ended with code %d, signal %d", (int)status,
+                     signal_number);
+            proc_start_failed(proc, text);
+        }
+    }
+    uv_close((uv_handle_t *)process, on_freed);
+}
+
+struct spawn { /* argument and environment lists of one shim */
+    char paths[4][1200], page_text[8], exe[1024];
+    char env_own[10][1200];
+    char *argv[16 + BL_JOB_ARGS_MAX];
+    char **env;
+};
+
+static char **spawn_env(struct spawn *spawn, const struct proc *proc)
+{
+    extern char **environ;
+    struct run *run = proc->run;
+    size_t count = 0, own = 0;
+
+    while (environ[count]) {
+        count++;
+    }
+    char **env = calloc(count + 12, sizeof(*env));
+
+    BL_ASSERT(env != NULL);
+    count = 0;
+    for (char **at = environ; *at; at++) {
+        if (strncmp(*at, "BELAYD_", 7) != 0 && strncmp(*at, "NOTIFY_SOCKET=", 14) != 0 &&
+            strncmp(*at, "WATCHDOG_", 9) != 0 && strncmp(*at, "LISTEN_", 7) != 0) {
+            env[count++] = *at;
+        }
+    }
+#define ENV(...) snprintf(spawn->env_own[own++], sizeof(spawn->env_own[0]), __VA_ARGS__)
+    ENV("BELAY_SOCKET=%s", run->daemon->config.socket);
+    ENV("BELAY_JOB=%s", run->name);
+    ENV("BELAY_RUN=%016llx", (unsigned long long)run->id);
+    ENV("BELAY_JOB_FILE=%s/job.json", run->dir);
+    ENV("BELAY_RANK=%u", proc->rank);
+    ENV("BELAY_LOCAL_RANK=%u", run->proc_count - 1);
+    ENV("BELAY_INCARNATION=%016llx", (unsigned long long)proc->incarnation);
+    ENV("RANK=%u", proc->rank);
+    ENV("LOCAL_RANK=%u", run->proc_count - 1);
+    ENV("WORLD_SIZE=%u", run->job->ranks);
+#undef ENV
+    for (size_t i = 0; i < own; i++) {
+        env[count++] = spawn->env_own[i];
+    }
+    return env;
+}
+
+static int spawn_fill(struct spawn *spawn, const struct proc *proc, struct bl_errmsg *msg)
+{
+    const struct bl_job *job = proc->run->job;
+    char **at = spawn->argv;
+    char logs[1100];
+    int rc = exe_path(job, spawn->exe, sizeof(spawn->exe), msg);
+
+    snprintf(logs, sizeof(logs), "%s/logs", job->run_dir);
+    rc = rc ? rc : bl_mkdir_p(logs, msg);
+    rc = rc ? rc : bl_dir_of_exe(spawn->paths[0], sizeof(spawn->paths[0]) - 16);
+    if (rc != 0) {
+        return rc;
+    }
+    strcat(spawn->paths[0], "/belay-shim");
+    proc_path(proc, "sock", spawn->paths[1], sizeof(spawn->paths[1]));
+    proc_path(proc, "exit", spawn->paths[2], sizeof(spawn->paths[2]));
+    snprintf(spawn->paths[3], sizeof(spawn->paths[3]), "%s/rank-%04u.log", logs, proc->rank);
+    *at++ = spawn->paths[0];
+    *at++ = (char *)"--socket";
+    *at++ = spawn->paths[1];
+    *at++ = (char *)"--exit-file";
+    *at++ = spawn->paths[2];
+    *at++ = (char *)"--log";
+    *at++ = spawn->paths[3];
+    *at++ = (char *)"--page-fd";
+    *at++ = (char *)"3";
+    *at++ = (char *)"--cwd";
+    *at++ = (char *)job->run_dir;
+    *at++ = (char *)"--";
+    *at++ = spawn->exe;
+    for (uint32_t i = 1; i < job->command_count; i++) {
+        *at++ = (char *)job->command[i];
+    }
+    *at = NULL;
+    spawn->env = spawn_env(spawn, proc);
+    return 0;
+}
+
+/* The first start on this node fixes what binary the run is made of. */
+static int exe_check(struct run *run, const char *path, struct bl_errmsg *msg)
+{
+    uint64_t digest;
+    char now[17], frozen[17];
+    int rc = exe_digest(path, &digest, msg);
+
+    if (rc != 0) {
+        return rc;
+    }
+    if (run->exe_digest == 0) {
+        run->exe_digest = digest;
+        run_remember(run);
+    }
+    if (run->exe_digest == digest) {
+        return 0;
+    }
+    daemon_hex(digest, now);
+    daemon_hex(run->exe_digest, frozen);
+    event(run->daemon->events, EVENT_BINARY_CHANGED, "job=%s path=%s digest=%s frozen=%s",
+          run->name, path, now, frozen);
+    return bl_err(msg, BL_ECONFIG,
+                  "%s was rebuilt (digest %s, the run began with %s): put the old one back, or "
+                  "belay stop, then belay run --replace-binary",
+                  path, now, frozen);
+}
+
+static int proc_spawn(struct proc *proc, const struct spawn *spawn, struct bl_errmsg *msg)
+{
+    uv_stdio_container_t stdio[4] = {{.flags = UV_IGNORE}};
+    uv_process_options_t options = {.exit_cb = on_shim_exit,
+                                    .file = spawn->argv[0],
+                                    .args = (char **)spawn->argv,
+                                    .env = spawn->env,
+                                    .flags = UV_PROCESS_DETACHED,
+                                    .stdio_count = 4,
+                                    .stdio = stdio};
+    char path[1200];
+
+    proc_path(proc, "shim", path, sizeof(path));
+    int err = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
+
+    stdio[1].flags = UV_IGNORE;
+    stdio[2].flags = err >= 0 ? UV_INHERIT_FD : UV_IGNORE;
+    stdio[2].data.fd = err;
+    stdio[3].flags = UV_INHERIT_FD;
+    stdio[3].data.fd = proc->page_fd;
+    proc->process = calloc(1, sizeof(*proc->process));
+    BL_ASSERT(proc->process != NULL);
+    proc->process->data = proc;
+    int rc = uv_spawn(proc->run->daemon->loop, proc->process, &options);
+
+    if (err >= 0) {
+        close(err);
+    }
+    if (rc != 0) {
+        proc->process->data = NULL;
+        uv_close((uv_handle_t *)proc->process, on_freed);
+        proc->process = NULL;
+        return bl_err_code(msg, rc, "start %s", spawn->argv[0]);
+    }
+    uv_unref((uv_handle_t *)proc->process);
+    return 0;
+}
+
+void proc_start(struct run *run, uint64_t incarnation, uint32_t rank)
+{
+    static struct spawn spawn; /* large; the loop thread's only */
+    struct bl_errmsg msg = {{0}};
+
+    if (proc_find(run, incarnation)) {
+        return;
+    }
+    struct proc *proc = proc_new(run, incarnation, rank);
+
+    memset(&spawn, 0, sizeof(spawn));
+    int rc = bl_memfd_create("belay-page", WIRE_PAGE_BYTES, &proc->page_fd, &msg);
+
+    if (rc == 0) {
+        proc->page = bl_mem_map(proc->page_fd, WIRE_PAGE_BYTES, 1);
+        rc = spawn_fill(&spawn, proc, &msg);
+    }
+    rc = rc ? rc : exe_check(run, spawn.exe, &msg);
+    rc = rc ? rc : proc_spawn(proc, &spawn, &msg);
+    free(spawn.env);
+    if (rc != 0) {
+        proc_start_failed(proc, msg.text);
+        return;
+    }
+    attach_begin(proc);
+}
+
+void proc_adopt(struct run *run, uint64_t incarnation, uint32_t rank)
+{
+    struct proc *proc = proc_new(run, incarnation, rank);
+
+    proc->adopted = 1;
+    attach_begin(proc);
+}
+
+void proc_kill(struct run *run, uint64_t incarnation, int stacks)
+{
+    struct proc *proc = proc_find(run, incarnation);
+
+    if (proc && proc->state != PROC_EXITED) {
+        proc->kill_wanted = 1;
+        proc->stacks_wanted = stacks;
+        kill_send(proc);
+    }
+}
+
+/* The shim stays as long as it keeps memory that may still be wanted by a daemon to come. */
+void proc_release(struct run *run, uint64_t incarnation)
+{
+    struct proc *proc = proc_find(run, incarnation);
+    struct wire_shim_release release = {.kill = 0};
+    char path[1200];
+
+    if (!proc || proc->state != PROC_EXITED) {
+        return;
+    }
+    proc->released = 1;
+    if (arena_count_of(run, incarnation) > 0) {
+        return;
+    }
+    if (proc->shim_conn) {
+        BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_SHIM_RELEASE, &release, 0, NULL, 0) != 0,
+                  "it leaves by itself when its socket is gone");
+    }
+    proc_path(proc, "sock", path, sizeof(path));
+    unlink(path);
+    proc_free(proc);
+}
+
+void proc_detach_all(struct run *run)
+{
+    while (run->proc_count > 0) {
+        proc_free(run->procs[0]);
+    }
+}
