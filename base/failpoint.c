@@ -25,7 +25,7 @@ struct fail_entry {
     char marker[FAIL_NAME_MAX]; /* as written, with the rank */
     enum fail_action action;
     unsigned delay_ms;
-    long count;       /* the hit that acts */
+    long count;       /* the hit that acts; 0: each */
     atomic_long hits; /* relaxed: only the number matters */
 };
 
@@ -85,7 +85,7 @@ static void fail_parse_entry(char *text)
     if (name == NULL || action == NULL || count == NULL || strtok_r(NULL, ":", &save) != NULL ||
         strlen(name) >= FAIL_NAME_MAX || strchr(name, '/') != NULL ||
         fail_parse_action(action, entry) < 0 || fail_parse_number(count, &entry->count) < 0 ||
-        entry->count < 1 || fail_entry_count >= FAIL_ENTRIES_MAX - 1) {
+        fail_entry_count >= FAIL_ENTRIES_MAX - 1) {
         fail_refuse(whole);
     }
     snprintf(entry->marker, sizeof(entry->marker), "%s", name);
@@ -179,7 +179,7 @@ int bl_failpoint_hit(const char *name)
             continue;
         }
         long hit = atomic_fetch_add_explicit(&entry->hits, 1, memory_order_relaxed) + 1;
-        if (hit == entry->count && fail_may_act(entry)) {
+        if (entry->count == 0 || (hit == entry->count && fail_may_act(entry))) {
             int acted = fail_act(entry);
             rc = acted < 0 ? acted : rc;
         }

@@ -6,7 +6,8 @@
  *     BELAY_FAIL=mid-apply@2:kill:3,save-commit:delay_500:1
  *
  * A list of `name[@rank]:action:count`. With @rank it holds only where BELAY_RANK is that number.
- * The count-th hit in this process, counted over all threads, acts:
+ * The count-th hit in this process, counted over all threads, acts; with 0 each does, and no
+ * marker is taken (`before-vote:delay_20:0` paces a run):
  *
  *     kill      raise SIGKILL               segv      raise SIGSEGV with its default action
  *     stop      raise SIGSTOP               exit      _exit(1)

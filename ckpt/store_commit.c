@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/failpoint.h"
 #include "ckpt/part.h"
 #include "ckpt/store.h"
 
@@ -272,8 +273,9 @@ static int commit_new(struct ckpt_store *store, const char *attempt_dir, const c
 {
     char *text = NULL;
     size_t bytes = 0;
-    int rc = gather(store, path, manifest, msg);
+    int rc = BL_FAILPOINT("commit-begin");
 
+    rc = rc < 0 ? rc : gather(store, path, manifest, msg);
     if (rc == 0) {
         rc = ckpt_manifest_encode(manifest, &text, &bytes, msg);
     }
@@ -284,7 +286,10 @@ static int commit_new(struct ckpt_store *store, const char *attempt_dir, const c
         rc = manifest_write_at_last(store, path, text, bytes, &result->reserve_used, msg);
     }
     free(text);
-    return rc < 0 ? rc : ckpt_finish_forward(store, attempt_dir, manifest, &result->already, msg);
+    rc = rc < 0 ? rc : BL_FAILPOINT("commit-manifest");
+    rc = rc < 0 ? rc : ckpt_finish_forward(store, attempt_dir, manifest, &result->already, msg);
+    BL_IGNORE(BL_FAILPOINT("commit-renamed"), "only a kill makes sense here");
+    return rc;
 }
 
 int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/engine.h"
@@ -176,7 +177,9 @@ static int write_part(const struct wire_engine_write *message, struct engine_tas
     }
     rc = rc < 0 ? rc : engine_root_open(&store, &message->root, msg);
     rc = rc < 0 ? rc : ckpt_attempt_begin(store, &attempt, msg);
+    rc = rc < 0 ? rc : BL_FAILPOINT("save-begun");
     rc = rc < 0 ? rc : ckpt_save_part(store, &attempt, &job, part, msg);
+    rc = rc < 0 ? rc : BL_FAILPOINT("save-written");
     rc = rc < 0 ? rc : recheck(mapped, message, msg);
     ckpt_store_close(store);
     return rc;

@@ -74,6 +74,12 @@ static void test_failpoint_acts_at_the_counted_hit_only(void **state)
                      SURVIVED + 2);
 }
 
+static void test_failpoint_acts_at_each_hit_when_the_count_is_zero(void **state)
+{
+    (void)state;
+    assert_int_equal(exited(run("mid-apply:error:0", NULL, "/nowhere", 5)), SURVIVED + 5);
+}
+
 static void test_failpoint_kills_stops_crashes_and_exits(void **state)
 {
     (void)state;
@@ -119,7 +125,7 @@ static void test_failpoint_acts_once_over_all_processes_with_markers(void **stat
 static void test_failpoint_refuses_what_it_cannot_read(void **state)
 {
     (void)state;
-    const char *bad[] = {"mid-apply",        "mid-apply:kill",   "mid-apply:kill:0",
+    const char *bad[] = {"mid-apply",        "mid-apply:kill",   "mid-apply:kill:-1",
                          "mid-apply:kill:x", "mid-apply:burn:1", "mid-apply:kill:1:2",
                          "a/b:kill:1",       "x:delay_:1",       "x:delay_-5:1"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -132,6 +138,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_failpoint_does_nothing_without_the_environment),
         cmocka_unit_test(test_failpoint_acts_at_the_counted_hit_only),
+        cmocka_unit_test(test_failpoint_acts_at_each_hit_when_the_count_is_zero),
         cmocka_unit_test(test_failpoint_kills_stops_crashes_and_exits),
         cmocka_unit_test(test_failpoint_delays),
         cmocka_unit_test(test_failpoint_acts_only_in_the_rank_it_names),
