@@ -24,7 +24,7 @@ struct fail_entry {
     char name[FAIL_NAME_MAX];   /* without the rank */
     char marker[FAIL_NAME_MAX]; /* as written, with the rank */
     enum fail_action action;
-    unsigned delay_ms;
+    unsigned number;  /* delay in ms, or exit code */
     long count;       /* the hit that acts; 0: each */
     atomic_long hits; /* relaxed: only the number matters */
 };
@@ -53,15 +53,18 @@ static int fail_parse_action(const char *text, struct fail_entry *entry)
     for (size_t i = 0; i < sizeof(fail_actions) / sizeof(fail_actions[0]); i++) {
         if (strcmp(text, fail_actions[i]) == 0) {
             entry->action = (enum fail_action)i;
+            entry->number = 1; /* of exit */
             return 0;
         }
     }
-    long ms;
-    if (strncmp(text, "delay_", 6) != 0 || fail_parse_number(text + 6, &ms) < 0 || ms > INT_MAX) {
+    long number;
+    int exits = strncmp(text, "exit_", 5) == 0;
+    if ((!exits && strncmp(text, "delay_", 6) != 0) ||
+        fail_parse_number(strchr(text, '_') + 1, &number) < 0 || number > (exits ? 255 : INT_MAX)) {
         return -EINVAL;
     }
-    entry->action = FAIL_DELAY;
-    entry->delay_ms = (unsigned)ms;
+    entry->action = exits ? FAIL_EXIT : FAIL_DELAY;
+    entry->number = (unsigned)number;
     return 0;
 }
 
@@ -159,11 +162,11 @@ static int fail_act(const struct fail_entry *entry)
         kill(getpid(), SIGSTOP);
         break;
     case FAIL_EXIT:
-        _exit(1);
+        _exit((int)entry->number);
     case FAIL_ERROR:
         return -EIO;
     case FAIL_DELAY:
-        fail_sleep(entry->delay_ms);
+        fail_sleep(entry->number);
         break;
     }
     return 0;

@@ -10,7 +10,7 @@
  * marker is taken (`before-vote:delay_20:0` paces a run):
  *
  *     kill      raise SIGKILL               segv      raise SIGSEGV with its default action
- *     stop      raise SIGSTOP               exit      _exit(1)
+ *     stop      raise SIGSTOP               exit_CODE _exit(CODE); exit alone: 1
  *     error     the macro returns -EIO      delay_MS  sleeps MS milliseconds, returns 0
  *
  * With BELAY_FAIL_ONCE_DIR set, an entry acts only if it can create <dir>/<name>[@rank] (O_EXCL)

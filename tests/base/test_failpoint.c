@@ -90,6 +90,7 @@ static void test_failpoint_kills_stops_crashes_and_exits(void **state)
     status = run("mid-apply:stop:1", NULL, NULL, 5);
     assert_true(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
     assert_int_equal(exited(run("mid-apply:exit:1", NULL, NULL, 5)), 1);
+    assert_int_equal(exited(run("mid-apply:exit_0:1", NULL, NULL, 5)), 0);
 }
 
 static void test_failpoint_delays(void **state)
@@ -127,7 +128,8 @@ static void test_failpoint_refuses_what_it_cannot_read(void **state)
     (void)state;
     const char *bad[] = {"mid-apply",        "mid-apply:kill",   "mid-apply:kill:-1",
                          "mid-apply:kill:x", "mid-apply:burn:1", "mid-apply:kill:1:2",
-                         "a/b:kill:1",       "x:delay_:1",       "x:delay_-5:1"};
+                         "a/b:kill:1",       "x:delay_:1",       "x:delay_-5:1",
+                         "x:exit_256:1"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_int_equal(exited(run(bad[i], NULL, NULL, 1)), 2);
     }
