@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* belay status: how the run stands, the most important first. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "tools/belay.h"
+
+static const char help[] =
+    "Usage: belay status [--job NAME] [--socket PATH] [--json]\n"
+    "\n"
+    "How the run stands. First line: verdict, step, newest step in memory and on disk\n"
+    "with its age, nodes; then what needs a person, ranks with node and process,\n"
+    "saves, the last recovery.\n"
+    "\n"
+    "  --job NAME      of several jobs (default: the daemon's only or newest one)\n"
+    "  --socket PATH   of the daemon\n"
+    "  --json          what the daemon says, one JSON object with \"schema\"\n"
+    "\n"
+    "Examples:\n"
+    "  belay status\n"
+    "  watch -n 1 belay status\n"
+    "  belay status --json | jq .step\n"
+    "\n"
+    "Exit codes: 0 healthy (also: ended well, or no job), 1 needs attention,\n"
+    "2 usage, 3 the daemon cannot be reached.\n";
+
+static void print_number(const char *before, uint64_t value)
+{
+    if (value == TOOL_NUMBER_NONE) {
+        printf("%s?", before);
+    } else {
+        printf("%s%llu", before, (unsigned long long)value);
+    }
+}
+
+static void print_point(const char *where, const struct tool_point *point)
+{
+    char age[32];
+    if (point->step == TOOL_NUMBER_NONE) {
+        printf(", %s none", where);
+        return;
+    }
+    printf(", %s %llu", where, (unsigned long long)point->step);
+    if (point->age_ms != TOOL_NUMBER_NONE) {
+        tool_format_ms(point->age_ms, age, sizeof age);
+        printf(" (%s ago)", age);
+    }
+}
+
+static void print_first_line(const struct tool_state *state)
+{
+    size_t up = 0, count = json_array_size(state->nodes);
+    for (size_t i = 0; i < count; i++) {
+        up += strcmp(tool_member_text(json_array_get(state->nodes, i), "state"), "up") == 0;
+    }
+    printf("%s", state->verdict);
+    if (state->name[0] != '\0') {
+        print_number(": step ", state->step);
+        print_number("/", state->steps);
+        print_point("memory", &state->memory);
+        print_point("disk", &state->disk);
+    }
+    printf(", %zu of %zu nodes up", up, count);
+    size_t needs = json_array_size(state->needs);
+    if (needs > 0) {
+        printf(", needs you: %s", json_string_value(json_array_get(state->needs, 0)));
+        if (needs > 1) {
+            printf(" (and %zu more)", needs - 1);
+        }
+    }
+    putchar('\n');
+}
+
+static void print_run(const struct tool_state *state)
+{
+    char rate[24];
+    printf("run      %s, job %s", state->run, state->name);
+    if (state->phase[0] != '\0') {
+        printf(", %s", state->phase);
+    }
+    print_number(", generation ", state->generation);
+    print_number(", ranks ", state->world);
+    print_number(" of ", state->ranks_wanted);
+    putchar('\n');
+    if (!isnan(state->loss)) {
+        tool_format_rate(state->tokens_per_s, rate, sizeof rate);
+        printf("training loss %.4f, %s tokens/s\n", state->loss, rate);
+    }
+    print_number("saves    committed ", state->saves_committed);
+    print_number(", failed ", state->saves_failed);
+    print_number(", skipped ", state->saves_skipped);
+    if (state->save_writing != TOOL_NUMBER_NONE) {
+        print_number(", writing step ", state->save_writing);
+    }
+    putchar('\n');
+    if (state->disk.dir[0] != '\0') {
+        printf("newest   %s%s%s\n", state->disk.root, state->disk.root[0] != '\0' ? "/" : "",
+               state->disk.dir);
+    }
+    if (state->digest[0] != '\0') {
+        printf("digest   %s\n", state->digest);
+    }
+}
+
+static void print_nodes(const struct tool_state *state)
+{
+    for (size_t i = 0; i < json_array_size(state->nodes); i++) {
+        const json_t *node = json_array_get(state->nodes, i);
+        printf("node     %-16s %-5s", tool_member_text(node, "name"),
+               tool_member_text(node, "state"));
+        print_number(" processes ", tool_member_number(node, "procs"));
+        puts(json_is_true(json_object_get(node, "head")) ? ", head" : "");
+    }
+}
+
+static void print_ranks(const struct tool_state *state)
+{
+    for (size_t i = 0; i < json_array_size(state->ranks); i++) {
+        const json_t *rank = json_array_get(state->ranks, i);
+        uint64_t number = tool_member_number(rank, "rank");
+        char name[24] = "-";
+        if (number != TOOL_NUMBER_NONE) {
+            snprintf(name, sizeof name, "%llu", (unsigned long long)number);
+        }
+        printf("rank %-4s%-16s", name, tool_member_text(rank, "node"));
+        print_number(" pid ", tool_member_number(rank, "pid"));
+        printf(" %s", tool_member_text(rank, "state"));
+        print_number(", step ", tool_member_number(rank, "step"));
+        const char *section = tool_member_text(rank, "section");
+        printf("%s%s\n", *section != '\0' ? ", " : "", section);
+    }
+}
+
+/* Its cause, and all its members that are times, in the daemon's order. */
+static void print_recovery(const json_t *recovery)
+{
+    const char *key;
+    json_t *value;
+    if (recovery == NULL) {
+        return;
+    }
+    const char *cause = tool_member_text(recovery, "cause");
+    printf("recovery %s", *cause != '\0' ? cause : "of the last fault");
+    uint64_t lost = tool_member_number(recovery, "steps_lost");
+    if (lost != TOOL_NUMBER_NONE) {
+        printf(", steps lost %llu", (unsigned long long)lost);
+    }
+    json_object_foreach((json_t *)(uintptr_t)recovery, key, value)
+    {
+        size_t length = strlen(key);
+        if (!json_is_integer(value) || length < 4 || strcmp(key + length - 3, "_ms") != 0 ||
+            strcmp(key, "cause_ms") == 0) {
+            continue;
+        }
+        printf(", %.*s %lld ms", (int)(length - 3), key, (long long)json_integer_value(value));
+    }
+    putchar('\n');
+}
+
+static void print_rest(const struct tool_state *state)
+{
+    char line[TOOL_TEXT_MAX];
+    for (size_t i = 0; i < json_array_size(state->needs); i++) {
+        printf("needs    %s\n", json_string_value(json_array_get(state->needs, i)));
+    }
+    if (state->name[0] != '\0') {
+        print_run(state);
+    }
+    print_nodes(state);
+    print_ranks(state);
+    print_recovery(state->last_recovery);
+    if (state->last_event != NULL) {
+        tool_format_event(state->last_event, line, sizeof line);
+        printf("event    %s\n", line);
+    }
+    if (state->store != NULL) {
+        const char *standby = tool_member_text(state->store, "standby");
+        if (*standby == '\0') {
+            puts("store    no standby: a lost head needs its disk back");
+        } else {
+            printf("store    standby %s, %s\n", standby,
+                   json_is_true(json_object_get(state->store, "replicated")) ? "up to date"
+                                                                             : "behind");
+        }
+    }
+}
+
+static int status_run(const struct tool_args *args)
+{
+    struct bl_errmsg msg = {{0}};
+    struct tool_link link = {.is_open = false};
+    struct tool_state state;
+    int rc = tool_link_open(&link, args->socket, &msg);
+    if (rc != 0) {
+        return tool_unreachable(&tool_status, args->socket, &msg);
+    }
+    rc = tool_state_ask(&state, &link, args->socket, args->job, &msg);
+    tool_link_close(&link);
+    if (rc != 0) {
+        return tool_refused(&tool_status, args->socket, rc, &msg);
+    }
+    if (args->given & TOOL_OPT_JSON) {
+        char *text = json_dumps(state.json, JSON_COMPACT | JSON_PRESERVE_ORDER);
+        puts(text != NULL ? text : "{}");
+        free(text);
+    } else {
+        print_first_line(&state);
+        print_rest(&state);
+    }
+    rc = tool_state_needs_attention(&state) ? TOOL_FINDING : TOOL_DONE;
+    tool_state_close(&state);
+    return rc;
+}
+
+const struct tool_command tool_status = {
+    .name = "status",
+    .brief = "how the run stands, and what needs a person",
+    .help = help,
+    .options = TOOL_OPT_SOCKET | TOOL_OPT_JSON | TOOL_OPT_JOB,
+    .run = status_run,
+};
