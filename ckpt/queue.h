@@ -39,6 +39,7 @@ BL_MUST_CHECK int ckpt_queue_new(struct ckpt_queue **ret, struct ckpt_io *io,
 /* Waits for what is in flight, then frees; NULL is fine. */
 void ckpt_queue_free(struct ckpt_queue *queue);
 
+/* Which way the transfers go, and how many can be in flight. */
 void ckpt_queue_info(const struct ckpt_queue *queue, struct ckpt_queue_info *ret);
 uint32_t ckpt_queue_depth(const struct ckpt_queue *queue);
 

@@ -43,6 +43,7 @@ bool ckpt_dir_parse(const char *name, uint64_t *ret_step, uint64_t *ret_generati
 void ckpt_attempt_name(char ret[CKPT_DIR_MAX], const struct ckpt_attempt *attempt);
 bool ckpt_attempt_parse(const char *name, struct ckpt_attempt *ret);
 
+/* A random number for temporary names. */
 uint64_t ckpt_nonce(void);
 
 /* A checkpoint or attempt read whole but for the parts' bytes. */

@@ -19,6 +19,7 @@ struct ckpt_tool_args {
     bool json, fast, tensors;
 };
 
+/* The verbs; the exit code. */
 int ckpt_tool_ls(const struct ckpt_tool_args *args);
 int ckpt_tool_show(const struct ckpt_tool_args *args);
 int ckpt_tool_verify(const struct ckpt_tool_args *args);
