@@ -93,6 +93,7 @@ struct run {
     int pumping, pump_again, adopting, closing;
     uint32_t handles_open;
     enum wire_verdict verdict; /* after FINISHED or DONE */
+    uint64_t disk_ms;          /* when the newest save was committed; 0 not since we started */
 };
 
 struct daemon {

@@ -186,8 +186,8 @@ static void events_append(struct events *events, const char *line)
     events->bytes += (uint64_t)n;
 }
 
-static void line_begin(struct events *events, struct line *line, uint32_t code, const char *name,
-                       enum core_severity severity)
+static void line_begin(struct events *events, struct line *line, const struct event_row *row,
+                       uint64_t run, const char *text)
 {
     char when[BL_CLOCK_TEXT_BYTES];
     uint64_t ms = bl_wall_ms();
@@ -196,8 +196,19 @@ static void line_begin(struct events *events, struct line *line, uint32_t code, 
     line_add(line,
              "{\"schema\":1,\"seq\":%llu,\"time\":\"%s\",\"ms\":%llu,\"code\":\"BLY-%03u\","
              "\"name\":\"%s\",\"severity\":\"%s\",\"node\":\"%s\",",
-             (unsigned long long)++events->newest, when, (unsigned long long)ms, code, name,
-             event_severity_name(severity), events->node);
+             (unsigned long long)++events->newest, when, (unsigned long long)ms, row->code,
+             row->name, event_severity_name(row->severity), events->node);
+    if (run != 0) {
+        line_add(line, "\"run\":\"%016llx\",", (unsigned long long)run);
+    } else {
+        line_add(line, "\"run\":\"\",");
+    }
+    line_add(line, "\"text\":");
+    line_add_text(line, text, strlen(text));
+    line_add(line, ",\"todo\":");
+    line_add_text(line, strcmp(row->person, "nothing") == 0 ? "" : row->person,
+                  strcmp(row->person, "nothing") == 0 ? 0 : strlen(row->person));
+    line_add(line, ",");
 }
 
 static void line_end(struct events *events, const struct line *line, uint32_t code,
@@ -227,7 +238,7 @@ void event(struct events *events, enum event_code code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    line_begin(events, &line, row->code, row->name, row->severity);
+    line_begin(events, &line, row, 0, row->what);
     line_add_fields(&line, row, text);
     line_end(events, &line, row->code, row->name, row->severity, text);
 }
@@ -256,14 +267,17 @@ static void core_word(struct core_text *text, const char *name, const char *valu
                                     " %s=%s", name, value);
 }
 
-void event_core(struct events *events, const char *job, const struct core_event *core)
+void event_core(struct events *events, const char *job, uint64_t run, const struct core_event *core)
 {
     const struct core_event_info *info = core_event_find(core->code);
     struct line line = {.count = 0};
     struct core_text text = {.line = &line};
 
     BL_ASSERT(info != NULL);
-    line_begin(events, &line, (uint32_t)info->code, info->name, info->severity);
+    struct event_row row = {(uint32_t)info->code, info->name, info->severity, "",
+                            info->what,           info->does, info->person};
+
+    line_begin(events, &line, &row, run, core->text[0] ? core->text : info->what);
     line_add(&line, "\"fields\":{\"job\":\"%s\"", job);
     core_number(&text, "generation", core->generation);
     core_number(&text, "step", core->step);
@@ -373,6 +387,16 @@ const char *events_newest_text(const struct events *events, enum core_severity a
         }
     }
     return best < 0 ? "" : events->text[best];
+}
+
+const char *events_newest_line(const struct events *events, enum core_severity at_least)
+{
+    uint64_t seq = 0;
+
+    for (int i = (int)at_least; i <= CORE_ALARM; i++) {
+        seq = events->text_seq[i] > seq ? events->text_seq[i] : seq;
+    }
+    return events_line(events, seq);
 }
 
 void events_listen(struct events *events, void (*fn)(void *arg), void *arg)

@@ -6,7 +6,8 @@
  * `belay events` reads and `belay events --follow` waits on.
  *
  *     {"schema":1,"seq":17,"time":"2026-01-31T23:59:59.123Z","ms":..,"code":"BLY-221",
- *      "name":"PROC_EXITED","severity":"warning","node":"n1","fields":{...}}
+ *      "name":"PROC_EXITED","severity":"warning","node":"n1","run":"..","text":"..",
+ *      "todo":"..","fields":{...}}
  */
 #ifndef DAEMON_EVENTS_H
 #define DAEMON_EVENTS_H
@@ -52,7 +53,8 @@ void events_close(struct events *events);
 void event(struct events *events, enum event_code code, const char *fmt, ...) BL_PRINTF(3, 4);
 
 /* An event of a machine of `job`. Fields that are 0 or empty are left out. */
-void event_core(struct events *events, const char *job, const struct core_event *core);
+void event_core(struct events *events, const char *job, uint64_t run,
+                const struct core_event *core);
 
 /* Sequence number of the newest; 0 none. */
 uint64_t events_newest(const struct events *events);
@@ -61,6 +63,10 @@ uint64_t events_newest(const struct events *events);
 const char *events_line(const struct events *events, uint64_t seq);
 /* One line for people of the newest event of at least that severity, "" if none. View. */
 const char *events_newest_text(const struct events *events, enum core_severity at_least);
+
+/* The JSON line of the newest event of at least that severity; view, NULL if none is in the ring.
+ */
+const char *events_newest_line(const struct events *events, enum core_severity at_least);
 
 /* Called after each event; NULL: nobody. */
 void events_listen(struct events *events, void (*fn)(void *arg), void *arg);

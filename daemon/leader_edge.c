@@ -100,7 +100,10 @@ void leader_edge_effects(struct run *run, int *ret_any)
             engine_commit(run, effect.attempt);
             break;
         case CORE_LEADER_EVENT:
-            event_core(run->daemon->events, run->name, &effect.event);
+            if (effect.event.code == CORE_EVENT_SAVE_COMMITTED) {
+                run->disk_ms = daemon_now_ms();
+            }
+            event_core(run->daemon->events, run->name, run->id, &effect.event);
             break;
         case CORE_LEADER_FINISHED:
             leader_finished(run, effect.verdict);

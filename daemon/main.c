@@ -203,6 +203,7 @@ static int daemon_start(struct daemon *daemon, struct bl_errmsg *msg)
     }
     event(daemon->events, EVENT_DAEMON_STARTED, "node=%s pid=%d version=%s role=%s",
           daemon->config.name, (int)getpid(), BELAY_VERSION, daemon->is_head ? "head" : "member");
+    status_load(daemon);
     adopt_scan(daemon);
     return daemon->is_head ? submit_load(daemon, msg) : 0;
 }

@@ -168,6 +168,10 @@ int run_open(struct daemon *daemon, uint64_t id, const char *job_json, struct ru
         goto fail;
     }
     rc = run_dir_make(run, msg);
+    char path[1200];
+
+    snprintf(path, sizeof(path), "%s/ended.json", run->dir);
+    unlink(path); /* how it ended before is of no interest any more */
     run->member = rc == 0 ? run_member_new(run) : NULL;
     if (!run->member) {
         rc = rc ? rc : -ENOMEM;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/status.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +9,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "daemon/replica.h"
+
+#define STATUS_BYTES_MAX (16u << 20)
 
 static const char *phase_name(enum wire_phase phase)
 {
@@ -18,12 +23,17 @@ static const char *phase_name(enum wire_phase phase)
     return names[phase];
 }
 
-static const char *verdict_name(enum wire_verdict verdict)
+/* How a run stands that is over, and what `belay run` leaves with. */
+static const char *verdict_ended(enum wire_verdict verdict, int *ret_exit)
 {
-    static const char *const names[] = {"none",        "finished",    "stopped",
-                                        "save-failed", "no-progress", "refused"};
+    static const struct {
+        const char *name;
+        int code;
+    } ends[] = {{"attention", 3}, {"done", 0},         {"stopped", 4},
+                {"failed", 3},    {"no_progress", 93}, {"failed", 3}};
 
-    return names[verdict];
+    *ret_exit = ends[verdict].code;
+    return ends[verdict].name;
 }
 
 static const char *rank_state_name(enum wire_rank_state state)
@@ -39,14 +49,6 @@ static const char *section_name(uint32_t section)
     static const char *const names[] = {"init", "load", "step", "save", "eval", "leave"};
 
     return section < 6 ? names[section] : "?";
-}
-
-static const char *wait_name(enum core_wait wait)
-{
-    static const char *const names[] = {"nothing", "store", "nodes", "park", "join",  "fence",
-                                        "state",   "scan",  "load",  "save", "leave", "hold"};
-
-    return names[wait];
 }
 
 static void set(json_t *object, const char *key, json_t *value)
@@ -128,7 +130,7 @@ static json_t *ranks_json(const struct core_status *status)
     return array;
 }
 
-static json_t *nodes_json(const struct core_status *status)
+static json_t *nodes_json(const struct daemon *daemon, const struct core_status *status)
 {
     json_t *array = json_array();
 
@@ -136,29 +138,11 @@ static json_t *nodes_json(const struct core_status *status)
         const struct core_status_node *node = &status->nodes[n];
         json_t *one = json_object();
 
-        set_text(one, "node", node->node);
-        set(one, "connected", json_boolean(node->connected));
-        set(one, "lost", json_boolean(node->lost));
+        set_text(one, "name", node->node);
+        set(one, "head", json_boolean(strcmp(node->node, daemon->config.name) == 0));
+        set_text(one, "state", node->connected ? "up" : node->lost ? "lost" : "away");
         set_u64(one, "away_ms", node->away_ms);
-        set_u64(one, "ranks_max", node->ranks_max);
-        set_u64(one, "processes", node->proc_count);
-        json_array_append_new(array, one);
-    }
-    return array;
-}
-
-static json_t *saves_json(const struct core_status *status)
-{
-    json_t *array = json_array();
-
-    for (uint32_t i = 0; i < status->save_count; i++) {
-        json_t *one = json_object();
-
-        set_u64(one, "step", status->saves[i].step);
-        set_hex(one, "attempt", status->saves[i].attempt);
-        set_u64(one, "age_ms", status->saves[i].age_ms);
-        set_u64(one, "nodes", status->saves[i].nodes);
-        set_u64(one, "written", status->saves[i].written);
+        set_u64(one, "procs", node->proc_count);
         json_array_append_new(array, one);
     }
     return array;
@@ -181,28 +165,97 @@ static json_t *times_json(const struct core_times *times)
     return one;
 }
 
-static void leader_add(json_t *one, const struct core_status *status)
+static json_t *saves_json(const struct core_status *status)
 {
+    json_t *one = json_object();
+
+    set_u64(one, "committed", status->saves_committed);
+    set_u64(one, "failed", status->saves_failed);
+    set_u64(one, "skipped", status->saves_skipped);
+    set(one, "writing",
+        status->save_count ? json_integer((json_int_t)status->saves[0].step) : json_null());
+    return one;
+}
+
+static json_t *memory_json(const struct core_status *status)
+{
+    json_t *one = json_object();
+
+    set_step(one, "step", status->memory_step);
+    set_u64(one, "age_ms", status->since_progress_ms);
+    return one;
+}
+
+static json_t *disk_json(const struct run *run, const struct core_status *status)
+{
+    json_t *one = json_object();
+
+    set_step(one, "step", status->disk_step);
+    set(one, "age_ms",
+        run->disk_ms ? json_integer((json_int_t)(daemon_now_ms() - run->disk_ms)) : json_null());
+    set_text(one, "dir", status->disk_dir);
+    set_text(one, "root", run->job->root_count ? run->job->roots[0].path : "");
+    return one;
+}
+
+static const char *verdict_live(const struct core_status *status, size_t needs)
+{
+    switch (status->wait) {
+    case CORE_WAIT_HOLD:
+        return "held";
+    case CORE_WAIT_NODES:
+    case CORE_WAIT_FENCE:
+    case CORE_WAIT_STATE:
+        return "waiting";
+    default:
+        break;
+    }
+    if (status->phase != WIRE_PHASE_RUNNING && status->phase != WIRE_PHASE_DONE) {
+        return "recovering";
+    }
+    return needs > 0 ? "attention" : "healthy";
+}
+
+/* What a person must do. */
+static json_t *needs_json(const struct daemon *daemon, const struct core_status *status)
+{
+    json_t *needs = json_array();
+
+    if (status->wait == CORE_WAIT_HOLD || status->wait == CORE_WAIT_NODES ||
+        status->wait == CORE_WAIT_FENCE || status->wait == CORE_WAIT_STATE) {
+        json_array_append_new(needs, json_string(status->wait_text));
+    }
+    if (status->wait == CORE_WAIT_STORE && status->since_progress_ms > 5000) {
+        json_array_append_new(needs, json_string("the store takes no changes: see to the disk of "
+                                                 "the state directory"));
+    }
+    if (strcmp(replica_state(daemon), "lost") == 0) {
+        json_array_append_new(needs,
+                              json_string("bring the standby back: the run's record has one copy"));
+    }
+    if (status->saves_failed > 0 && status->saves_committed == 0) {
+        json_array_append_new(needs, json_string("saves fail: belay events says why"));
+    }
+    return needs;
+}
+
+static void leader_add(json_t *one, const struct run *run, const struct core_status *status)
+{
+    json_t *needs = needs_json(run->daemon, status);
+
     set_text(one, "phase", phase_name(status->phase));
-    set_text(one, "verdict", verdict_name(status->verdict));
+    set_text(one, "verdict", verdict_live(status, json_array_size(needs)));
+    set(one, "needs", needs);
     set_u64(one, "generation", status->generation);
     set_u64(one, "line", status->line);
     set_u64(one, "world", status->world);
     set_u64(one, "step", status->step);
-    set_step(one, "memory_step", status->memory_step);
-    set_step(one, "disk_step", status->disk_step);
-    set_text(one, "disk_dir", status->disk_dir);
-    set_text(one, "wait", wait_name(status->wait));
-    set_text(one, "wait_text", status->wait_text);
-    set(one, "stop_asked", json_boolean(status->stop_asked));
-    set(one, "save_asked", json_boolean(status->save_asked));
+    set(one, "newest_memory", memory_json(status));
+    set(one, "newest_disk", disk_json(run, status));
+    set_text(one, "waits_for", status->wait == CORE_WAIT_NOTHING ? "" : status->wait_text);
     set_u64(one, "step_deadline_ms", status->step_deadline_ms);
-    set_u64(one, "since_progress_ms", status->since_progress_ms);
     set_u64(one, "recoveries", status->recoveries);
     set_u64(one, "kills", status->kills);
-    set_u64(one, "saves_committed", status->saves_committed);
-    set_u64(one, "saves_failed", status->saves_failed);
-    set_u64(one, "saves_skipped", status->saves_skipped);
     set_u64(one, "steps_lost", status->steps_lost);
     if (status->digest_known) {
         char digest[BL_STATE_DIGEST_TEXT_BYTES];
@@ -212,9 +265,9 @@ static void leader_add(json_t *one, const struct core_status *status)
         set_u64(one, "digest_step", status->digest_step);
     }
     set_text(one, "text", status->text);
-    set(one, "last_recovery", times_json(&status->last));
+    set(one, "last_recovery", status->last.generation ? times_json(&status->last) : json_null());
     set(one, "saves", saves_json(status));
-    set(one, "nodes", nodes_json(status));
+    set(one, "nodes", nodes_json(run->daemon, status));
     set(one, "ranks", ranks_json(status));
 }
 
@@ -239,10 +292,9 @@ static void member_add(json_t *one, const struct run *run)
         json_array_append_new(ranks, rank);
     }
     set_text(one, "phase", "unknown");
-    set_text(one, "verdict", "none");
+    set_text(one, "verdict", "attention");
+    set(one, "needs", json_pack("[s]", "the head's daemon is away; ranks train on"));
     set_u64(one, "step", step);
-    set_text(one, "wait", "head");
-    set_text(one, "wait_text", "the head's daemon is away; ranks train on");
     set(one, "ranks", ranks);
 }
 
@@ -251,19 +303,20 @@ static json_t *run_json(const struct run *run)
     json_t *one = json_object();
     struct core_status status;
 
+    set_u64(one, "schema", 1);
     set_text(one, "name", run->name);
     set_hex(one, "run", run->id);
     set_text(one, "run_dir", run->job->run_dir);
+    set(one, "exit_code", json_null());
     set_u64(one, "steps", run->job->train.steps);
     set_u64(one, "ranks_wanted", run->job->ranks);
     set_u64(one, "lanes", run->job->lanes);
-    set(one, "roots", json_integer((json_int_t)run->job->root_count));
     set_u64(one, "memory_bytes", arena_bytes_used(run));
     set_u64(one, "memory_bytes_max", run->job->snapshot_bytes_max);
     metrics_add(one, run);
     if (run->leader) {
         core_leader_status(run->leader, &status, daemon_now_ms());
-        leader_add(one, &status);
+        leader_add(one, run, &status);
         core_status_close(&status);
     } else {
         member_add(one, run);
@@ -271,26 +324,109 @@ static json_t *run_json(const struct run *run)
     return one;
 }
 
-void status_keep(struct run *run)
-{
-    struct daemon *daemon = run->daemon;
-    json_t *one = run_json(run);
+/* ---- runs that ended ---- */
 
-    set_text(one, "verdict", verdict_name(run->verdict));
-    set_text(one, "phase", "done");
-    set(one, "ended", json_true());
+json_t *status_ended(const struct daemon *daemon, uint64_t run)
+{
+    char hex[17];
+    json_t *one;
+    size_t index;
+
+    daemon_hex(run, hex);
+    json_array_foreach(daemon->ended, index, one)
+    {
+        const char *text = json_string_value(json_object_get(one, "run"));
+
+        if (text && strcmp(text, hex) == 0) {
+            return one;
+        }
+    }
+    return NULL;
+}
+
+json_t *status_ended_name(const struct daemon *daemon, const char *name)
+{
+    json_t *one, *found = NULL;
+    size_t index;
+
+    json_array_foreach(daemon->ended, index, one)
+    {
+        const char *text = json_string_value(json_object_get(one, "name"));
+
+        if (!name || (text && strcmp(text, name) == 0)) {
+            found = one; /* the newest stands last */
+        }
+    }
+    return found;
+}
+
+static void ended_add(struct daemon *daemon, json_t *one)
+{
+    const char *name = json_string_value(json_object_get(one, "name"));
+
     if (!daemon->ended) {
         daemon->ended = json_array();
     }
     for (size_t i = json_array_size(daemon->ended); i > 0; i--) { /* an older end of the same */
-        json_t *old = json_array_get(daemon->ended, i - 1);
-        const char *name = json_string_value(json_object_get(old, "name"));
+        const char *old =
+            json_string_value(json_object_get(json_array_get(daemon->ended, i - 1), "name"));
 
-        if ((name && strcmp(name, run->name) == 0) || i > STATUS_ENDED_MAX) {
+        if (old && name && strcmp(old, name) == 0) {
             json_array_remove(daemon->ended, i - 1);
         }
     }
+    if (json_array_size(daemon->ended) == STATUS_ENDED_MAX) {
+        json_array_remove(daemon->ended, 0);
+    }
     json_array_append_new(daemon->ended, one);
+}
+
+void status_keep(struct run *run)
+{
+    json_t *one = run_json(run);
+    char path[1200];
+    int code;
+
+    set_text(one, "verdict", verdict_ended(run->verdict, &code));
+    set(one, "exit_code", json_integer(code));
+    set_text(one, "phase", "done");
+    if (run->verdict == WIRE_VERDICT_FINISHED || run->verdict == WIRE_VERDICT_STOPPED) {
+        set(one, "needs", json_array());
+    } else {
+        const char *text = json_string_value(json_object_get(one, "text"));
+
+        set(one, "needs", json_pack("[s]", text && text[0] ? text : "see belay events"));
+    }
+    snprintf(path, sizeof(path), "%s/ended.json", run->dir);
+    char *text = bl_json_dump(one);
+
+    if (text && bl_file_write_atomic(path, text, strlen(text), NULL) != 0) {
+        bl_log(BL_LOG_WARN, "status", "cannot write %s", path);
+    }
+    free(text);
+    ended_add(run->daemon, one);
+}
+
+void status_load(struct daemon *daemon)
+{
+    char path[1500];
+    struct dirent *entry;
+
+    snprintf(path, sizeof(path), "%s/jobs", daemon->config.state_dir);
+    DIR *dir = opendir(path);
+
+    while (dir && (entry = readdir(dir))) {
+        json_t *one = NULL;
+
+        snprintf(path, sizeof(path), "%s/jobs/%s/ended.json", daemon->config.state_dir,
+                 entry->d_name);
+        if (entry->d_name[0] != '.' && bl_json_load(path, STATUS_BYTES_MAX, &one, NULL) == 0) {
+            ended_add(daemon, one);
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
 }
 
 void status_close(struct daemon *daemon)
@@ -299,45 +435,65 @@ void status_close(struct daemon *daemon)
     daemon->ended = NULL;
 }
 
+/* ---- the whole ---- */
+
+static json_t *status_of(struct daemon *daemon, const char *name)
+{
+    struct run *run = name                ? run_find_name(daemon, name)
+                      : daemon->run_count ? daemon->runs[daemon->run_count - 1]
+                                          : NULL;
+
+    if (run) {
+        return run_json(run);
+    }
+    json_t *ended = status_ended_name(daemon, name);
+
+    if (ended) {
+        return json_copy(ended);
+    }
+    return json_pack("{si ss s[] sn ss ss}", "schema", 1, "verdict", "idle", "needs", "exit_code",
+                     "phase", "none", "name", name ? name : "");
+}
+
+static json_t *daemons_json(struct daemon *daemon)
+{
+    static char names[DAEMON_PEERS_MAX + 1][WIRE_NODE_MAX];
+    json_t *nodes = json_array();
+    uint32_t count = control_nodes(daemon, names, DAEMON_PEERS_MAX + 1);
+
+    for (uint32_t i = 0; i < count; i++) {
+        json_array_append_new(nodes, json_string(names[i]));
+    }
+    return nodes;
+}
+
 char *status_json(struct daemon *daemon, const char *name)
 {
-    json_t *all = json_object(), *runs = json_array();
-    static char names[DAEMON_PEERS_MAX + 1][WIRE_NODE_MAX];
-    json_t *nodes = json_array(), *old;
-    size_t index;
+    json_t *all = status_of(daemon, name && name[0] ? name : NULL), *jobs = json_array();
+    const char *event = events_newest_line(daemon->events, CORE_NOTICE);
+    json_t *one = event ? json_loads(event, 0, NULL) : NULL;
+    json_t *store = json_object();
 
-    set_u64(all, "schema", 1);
     set_text(all, "version", BELAY_VERSION);
     set_text(all, "node", daemon->config.name);
     set_u64(all, "pid", (uint64_t)getpid());
     set(all, "head", json_boolean(daemon->is_head));
     set(all, "head_connected", json_boolean(daemon->is_head || control_head(daemon)));
     set_u64(all, "head_epoch", daemon->head_epoch);
-    set_text(all, "standby", replica_state(daemon));
     set_text(all, "control", daemon->listen_addr);
     set_u64(all, "now_ms", bl_wall_ms());
     set_u64(all, "uptime_ms", daemon_now_ms() - daemon->started_ms);
-    uint32_t count = control_nodes(daemon, names, DAEMON_PEERS_MAX + 1);
-
-    for (uint32_t i = 0; i < count; i++) {
-        json_array_append_new(nodes, json_string(names[i]));
-    }
-    set(all, "nodes", nodes);
-    set_text(all, "last_event", events_newest_text(daemon->events, CORE_NOTICE));
+    set(all, "daemons", daemons_json(daemon));
+    set(all, "last_event", one ? one : json_null());
     set_u64(all, "events", events_newest(daemon->events));
+    set(store, "standby",
+        daemon->config.standby[0] ? json_string(daemon->config.standby) : json_null());
+    set(store, "replicated", json_boolean(strcmp(replica_state(daemon), "in step") == 0));
+    set(all, "store", store);
     for (uint32_t i = 0; i < daemon->run_count; i++) {
-        if (!name || strcmp(name, daemon->runs[i]->name) == 0) {
-            json_array_append_new(runs, run_json(daemon->runs[i]));
-        }
+        json_array_append_new(jobs, json_string(daemon->runs[i]->name));
     }
-    set(all, "runs", runs);
-    json_t *ended = json_array();
-
-    json_array_foreach(daemon->ended, index, old)
-    {
-        json_array_append(ended, old);
-    }
-    set(all, "ended", ended);
+    set(all, "jobs", jobs);
     char *text = bl_json_dump(all);
 
     json_decref(all);

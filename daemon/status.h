@@ -10,11 +10,18 @@
 
 #define STATUS_ENDED_MAX 8
 
-/* {"schema":1,"node":..,"head":..,"runs":[..]}; owned (free()), NULL when out of memory. `name`:
- * only that job's run; NULL all. */
+/* The answer to `status` (docs/protocol.md) for the job called `name` (NULL or "": the one that
+ * runs, else the one that ended last); owned (free()), NULL when out of memory. A name that is not
+ * known gives the verdict "idle". */
 char *status_json(struct daemon *daemon, const char *name);
-/* A run's leader goes: keeps its last status. */
+/* A run's leader goes: keeps its last status, in memory and in its directory. */
 void status_keep(struct run *run);
+/* The last status of a run that ended, by id; view, NULL if it is not known. */
+json_t *status_ended(const struct daemon *daemon, uint64_t run);
+/* The same by name (NULL: the newest). */
+json_t *status_ended_name(const struct daemon *daemon, const char *name);
+/* Takes up what a former daemon kept. */
+void status_load(struct daemon *daemon);
 void status_close(struct daemon *daemon); /* forgets those kept */
 
 #endif

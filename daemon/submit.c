@@ -290,8 +290,12 @@ static void submit_make(struct submit *submit)
     }
     event(daemon->events, EVENT_JOB_SUBMITTED, "job=%s run=%s ranks=%u steps=%llu resumed=%d",
           run->name, hex, run->job->ranks, (unsigned long long)run->job->train.steps, resumed);
-    snprintf(answer, sizeof(answer), "{\"schema\":1,\"job\":\"%s\",\"run\":\"%s\",\"resumed\":%s}",
-             run->name, hex, resumed ? "true" : "false");
+    snprintf(answer, sizeof(answer),
+             "{\"schema\":1,\"job\":\"%s\",\"run\":\"%s\",\"resumed\":%s,\"step\":%llu}", run->name,
+             hex, resumed ? "true" : "false",
+             resumed && submit->record.committed_step != UINT64_MAX
+                 ? (unsigned long long)submit->record.committed_step
+                 : 0ull);
     submit_end(submit, 0, "", answer);
     run_begin(run);
 }
@@ -426,7 +430,8 @@ static int submit_parse(struct submit *submit, const char *args, struct bl_errms
     if (rc != 0) {
         return rc;
     }
-    const char *recover = json_string_value(json_object_get(json, "recover"));
+    const char *recover =
+        json_string_value(json_object_get(json_object_get(json, "recover"), "root"));
 
     submit->replace_binary = json_is_true(json_object_get(json, "replace_binary"));
     if (recover) {

@@ -32,6 +32,13 @@ struct stored { /* the answer to a request that changed something */
     char *text, *json;
 };
 
+struct waiting { /* a save or stop whose answer comes when it is done */
+    struct conn *conn;
+    uint64_t id[2], run;
+    enum wire_verb verb;
+    uint64_t committed, failed; /* saves, when it was asked */
+};
+
 struct passed { /* a request that went to the head */
     struct conn *conn;
     uint64_t id[2];
@@ -43,6 +50,8 @@ struct tools {
     uint32_t follower_count;
     struct stored stored[TOOLS_STORED_MAX];
     uint32_t stored_next;
+    struct waiting waiting[TOOLS_FOLLOWERS_MAX];
+    uint32_t waiting_count;
     struct passed passed[TOOLS_PASSED_MAX];
     uint32_t passed_count;
     uv_timer_t *timer;
@@ -103,17 +112,34 @@ void tool_link_reply(struct daemon *daemon, struct conn *conn, const uint64_t id
 
 /* ---- followers ---- */
 
-static void events_tell(struct tools *tools, struct follower *follower)
+/* {"events":[..],"next":n} of those after `since`; *ret_since moves on. Owned. */
+static char *events_json(struct events *events, uint64_t *ret_since)
 {
-    struct events *events = tools->daemon->events;
+    json_t *array = json_array();
     uint64_t newest = events_newest(events);
 
-    while (follower->since < newest) {
-        const char *line = events_line(events, ++follower->since);
+    while (*ret_since < newest) {
+        const char *line = events_line(events, ++*ret_since);
+        json_t *one = line ? json_loads(line, 0, NULL) : NULL;
 
-        if (line) {
-            answer_send(follower->conn, follower->id, 0, "", line, 1);
+        if (one) {
+            json_array_append_new(array, one);
         }
+    }
+    json_t *all = json_pack("{so sI}", "events", array, "next", (json_int_t)*ret_since);
+    char *text = all ? bl_json_dump(all) : NULL;
+
+    json_decref(all);
+    return text;
+}
+
+static void events_tell(struct tools *tools, struct follower *follower)
+{
+    if (follower->since < events_newest(tools->daemon->events)) {
+        char *json = events_json(tools->daemon->events, &follower->since);
+
+        answer_send(follower->conn, follower->id, 0, "", json, 1);
+        free(json);
     }
 }
 
@@ -125,10 +151,91 @@ static void status_tell(struct tools *tools, struct follower *follower)
     free(json);
 }
 
+/* ---- saves and stops under way ---- */
+
+static void waiting_answer(struct tools *tools, uint32_t index, int rc, const char *text,
+                           const char *key, uint64_t step)
+{
+    struct waiting waiting = tools->waiting[index];
+    char json[64];
+
+    tools->waiting[index] = tools->waiting[--tools->waiting_count];
+    snprintf(json, sizeof(json), "{\"%s\":%llu}", key, (unsigned long long)step);
+    tool_link_reply(tools->daemon, waiting.conn, waiting.id, rc, text, rc ? NULL : json);
+}
+
+/* The run is over: what does that mean to who waits? */
+static void waiting_ended(struct tools *tools, uint32_t index, const json_t *ended)
+{
+    const struct waiting *waiting = &tools->waiting[index];
+    const char *verdict = json_string_value(json_object_get(ended, "verdict"));
+    uint64_t step = (uint64_t)json_integer_value(json_object_get(ended, "step"));
+    uint64_t committed =
+        (uint64_t)json_integer_value(json_object_get(json_object_get(ended, "saves"), "committed"));
+    const char *why = json_string_value(json_object_get(ended, "text"));
+    int is_safe = verdict && (strcmp(verdict, "done") == 0 || strcmp(verdict, "stopped") == 0);
+
+    if (waiting->verb == WIRE_VERB_STOP) {
+        waiting_answer(tools, index, is_safe ? 0 : -EIO,
+                       is_safe         ? ""
+                       : why && why[0] ? why
+                                       : "the last save failed: belay events says why",
+                       "step", step);
+    } else if (committed > waiting->committed) {
+        waiting_answer(tools, index, 0, "", "committed", step);
+    } else {
+        waiting_answer(tools, index, BL_ESTOPPED, "the run ended before the save was committed",
+                       "committed", 0);
+    }
+}
+
+static void waiting_look(struct tools *tools)
+{
+    for (uint32_t i = tools->waiting_count; i > 0; i--) {
+        const struct waiting *waiting = &tools->waiting[i - 1];
+        const struct run *run = run_find(tools->daemon, waiting->run);
+        struct core_status status;
+
+        if (!run) {
+            waiting_ended(tools, i - 1, status_ended(tools->daemon, waiting->run));
+        } else if (waiting->verb == WIRE_VERB_SAVE && run->leader) {
+            core_leader_status(run->leader, &status, daemon_now_ms());
+            if (status.saves_committed > waiting->committed) {
+                waiting_answer(tools, i - 1, 0, "", "committed", status.disk_step);
+            } else if (status.saves_failed > waiting->failed) {
+                waiting_answer(tools, i - 1, -EIO, "the save failed: belay events says why",
+                               "committed", 0);
+            }
+            core_status_close(&status);
+        }
+    }
+}
+
+static void waiting_add(struct tools *tools, struct conn *conn, const struct wire_request *request,
+                        const struct run *run)
+{
+    struct core_status status;
+
+    if (tools->waiting_count == TOOLS_FOLLOWERS_MAX) {
+        answer_send(conn, request->id, BL_ELIMIT, "too many requests under way", NULL, 0);
+        return;
+    }
+    core_leader_status(run->leader, &status, daemon_now_ms());
+    tools->waiting[tools->waiting_count++] =
+        (struct waiting){.conn = conn,
+                         .id = {request->id[0], request->id[1]},
+                         .run = run->id,
+                         .verb = request->verb,
+                         .committed = status.saves_committed,
+                         .failed = status.saves_failed};
+    core_status_close(&status);
+}
+
 static void on_notify(uv_timer_t *timer)
 {
     struct tools *tools = timer->data;
 
+    waiting_look(tools);
     for (uint32_t i = 0; i < tools->follower_count; i++) {
         if (tools->followers[i].verb == WIRE_VERB_EVENTS) {
             events_tell(tools, &tools->followers[i]);
@@ -142,7 +249,8 @@ void tool_link_notify(struct daemon *daemon)
 {
     struct tools *tools = daemon->tools;
 
-    if (tools && tools->follower_count > 0 && !uv_is_active((uv_handle_t *)tools->timer)) {
+    if (tools && tools->follower_count + tools->waiting_count > 0 &&
+        !uv_is_active((uv_handle_t *)tools->timer)) {
         uv_timer_start(tools->timer, on_notify, TOOLS_NOTIFY_MS, 0);
     }
 }
@@ -181,14 +289,10 @@ static void on_events(struct tools *tools, struct conn *conn, const struct wire_
         follow(tools, conn, request, since);
         return;
     }
-    while (since < events_newest(events)) {
-        const char *line = events_line(events, ++since);
+    char *json = events_json(events, &since);
 
-        if (line) {
-            answer_send(conn, request->id, 0, "", line, 1);
-        }
-    }
-    answer_send(conn, request->id, 0, "", NULL, 0);
+    answer_send(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
+    free(json);
 }
 
 /* The run that a request names, or the only one. */
@@ -218,24 +322,64 @@ static struct run *request_run(struct daemon *daemon, const struct wire_request 
     return run;
 }
 
+static void waiting_forget(struct tools *tools, const uint64_t id[2])
+{
+    for (uint32_t i = tools->waiting_count; i > 0; i--) {
+        if (tools->waiting[i - 1].id[0] == id[0] && tools->waiting[i - 1].id[1] == id[1]) {
+            tools->waiting[i - 1] = tools->waiting[--tools->waiting_count];
+        }
+    }
+}
+
+/* A stop that is asked again after the run has stopped gets the answer that the first one missed.
+ */
+static int stop_ended(struct tools *tools, struct conn *conn, const struct wire_request *request)
+{
+    json_t *args = args_parse(request);
+    const char *name = json_string_value(json_object_get(args, "job"));
+    json_t *ended =
+        name && !run_find_name(tools->daemon, name) ? status_ended_name(tools->daemon, name) : NULL;
+
+    json_decref(args);
+    if (!ended || tools->waiting_count == TOOLS_FOLLOWERS_MAX) {
+        return 0;
+    }
+    tools->waiting[tools->waiting_count++] = (struct waiting){
+        .conn = conn, .id = {request->id[0], request->id[1]}, .verb = WIRE_VERB_STOP};
+    waiting_ended(tools, tools->waiting_count - 1, ended);
+    return 1;
+}
+
 static void on_order(struct tools *tools, struct conn *conn, const struct wire_request *request,
                      enum core_request order, const char *verb)
 {
     struct bl_errmsg msg = {{0}};
     struct run *run = request_run(tools->daemon, request, &msg);
 
+    if (!run && order == CORE_REQUEST_STOP && stop_ended(tools, conn, request)) {
+        return;
+    }
     if (!run) {
         tool_link_reply(tools->daemon, conn, request->id, -ENOENT, msg.text, NULL);
         return;
     }
     event(tools->daemon->events, EVENT_REQUEST, "job=%s verb=%s", run->name, verb);
+    int is_slow = order == CORE_REQUEST_SAVE || order == CORE_REQUEST_STOP;
+
+    if (is_slow) {
+        waiting_add(tools, conn, request, run);
+    }
     int rc = core_leader_on_request(run->leader, order, daemon_now_ms());
 
-    tool_link_reply(tools->daemon, conn, request->id, rc,
-                    rc == -EALREADY ? "the run is over already"
-                    : rc            ? bl_strerror(rc)
-                                    : "",
-                    NULL);
+    if (rc == -EALREADY && order == CORE_REQUEST_STOP) {
+        rc = 0; /* it is on its way out: the answer comes when it is there */
+    }
+    if (rc != 0 || !is_slow) {
+        waiting_forget(tools, request->id);
+        tool_link_reply(tools->daemon, conn, request->id, rc,
+                        rc == -EALREADY ? "the run is over already" : bl_strerror(rc),
+                        rc ? NULL : "{}");
+    }
     run_pump(run);
 }
 
@@ -243,6 +387,7 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
                              const struct wire_request *request)
 {
     struct daemon *daemon = tools->daemon;
+    json_t *json_args;
     char *json;
 
     switch (request->verb) {
@@ -250,7 +395,9 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
         submit_request(daemon, request->args ? request->args : "{}", conn, request->id);
         break;
     case WIRE_VERB_STATUS:
-        json = status_json(daemon, NULL);
+        json_args = args_parse(request);
+        json = status_json(daemon, json_string_value(json_object_get(json_args, "job")));
+        json_decref(json_args);
         answer_send(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
         free(json);
         break;
@@ -372,6 +519,11 @@ void tool_link_gone(struct daemon *daemon, struct conn *conn)
     for (uint32_t i = tools->passed_count; i > 0; i--) {
         if (tools->passed[i - 1].conn == conn) {
             tools->passed[i - 1] = tools->passed[--tools->passed_count];
+        }
+    }
+    for (uint32_t i = tools->waiting_count; i > 0; i--) {
+        if (tools->waiting[i - 1].conn == conn) {
+            tools->waiting[i - 1] = tools->waiting[--tools->waiting_count];
         }
     }
     submit_gone(daemon, conn);
