@@ -35,7 +35,7 @@ it_fail() {
     trap - TERM
     echo "FAILED $IT_WHO: $*"
     local file
-    cl_status_raw "$(cl_head)" | jq -c . 2>/dev/null | cut -c1-3000
+    [ ${#CL_NODES[@]} = 0 ] || cl_status_raw "$(cl_head)" | jq -c . 2>/dev/null | cut -c1-3000
     for file in "$IT_DIR"/out.log "$CL_DIR"/run.log "$CL_DIR"/*/belayd.log "$CL_DIR"/run/logs/*.log; do
         [ -s "$file" ] || continue
         echo "--- $file"
@@ -57,6 +57,21 @@ it_processes() {
         belay* | "${IT_COMMAND:-belay-train}") echo "$pid" ;;
         esac
     done
+}
+
+# Ranks and shims that live.
+it_processes_of_ranks() {
+    local pid
+    # shellcheck disable=SC2119
+    for pid in $(it_processes); do
+        case $(cat "/proc/$pid/comm" 2>/dev/null) in
+        belay-shim | "${IT_COMMAND:-belay-train}") echo "$pid" ;;
+        esac
+    done
+}
+
+it_nothing_runs() {
+    [ -z "$(it_processes_of_ranks)" ]
 }
 
 it_clean_up() {
@@ -181,7 +196,8 @@ it_cluster() {
 # DEADLINES may say otherwise than the defaults here.
 it_job() {
     [ -s "$IT_DIR/text.txt" ] || cat "$BL_ROOT/LICENSE" "$BL_ROOT/LICENSE" >"$IT_DIR/text.txt"
-    cat >"${JOB_FILE:=$CL_DIR/job.yaml}" <<YAML
+    JOB_FILE=$CL_DIR/job.yaml
+    cat >"$JOB_FILE" <<YAML
 name: $JOB
 run_dir: ${RUN_DIR:-$CL_DIR/run}
 ranks: $1
