@@ -232,9 +232,10 @@ BL_MUST_CHECK int ckpt_retain(struct ckpt_store *store, uint32_t keep, const str
                               uint32_t cut_count, struct ckpt_retain_result *ret,
                               struct bl_errmsg *msg);
 
-/* Moves attempts to .trash that cannot be live: every one but `live` (may be NULL) of a generation
- * up to `generation`; then empties .trash but for the files that the next save can recycle. */
-BL_MUST_CHECK int ckpt_sweep(struct ckpt_store *store, uint64_t generation,
-                             const struct ckpt_attempt *live, struct bl_errmsg *msg);
+/* Moves attempts to .trash that nobody needs once step `step` is committed in `generation`: those
+ * up to both (a save of a later step may be under way). Then empties .trash but for the files that
+ * the next save can recycle. */
+BL_MUST_CHECK int ckpt_sweep(struct ckpt_store *store, uint64_t generation, uint64_t step,
+                             struct bl_errmsg *msg);
 
 #endif

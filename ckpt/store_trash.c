@@ -87,8 +87,8 @@ static bool is_root_leftover(const char *name)
            (strncmp(name, ".BELAY.", 7) == 0 || strncmp(name, ".latest.", 8) == 0);
 }
 
-static int sweep_root(struct ckpt_store *store, uint64_t generation,
-                      const struct ckpt_attempt *live, struct bl_errmsg *msg)
+static int sweep_root(struct ckpt_store *store, uint64_t generation, uint64_t step,
+                      struct bl_errmsg *msg)
 {
     struct ckpt_names names = {0};
     struct ckpt_attempt attempt;
@@ -102,11 +102,7 @@ static int sweep_root(struct ckpt_store *store, uint64_t generation,
         const char *name = names.names[i];
 
         if (ckpt_attempt_parse(name, &attempt)) {
-            bool is_live = live != NULL && attempt.step == live->step &&
-                           attempt.generation == live->generation &&
-                           attempt.attempt == live->attempt && attempt.nonce == live->nonce;
-
-            if (attempt.generation <= generation && !is_live) {
+            if (attempt.generation <= generation && attempt.step <= step) {
                 rc = ckpt_trash_move(store, name, msg);
             }
         } else if (is_root_leftover(name) &&
@@ -118,8 +114,7 @@ static int sweep_root(struct ckpt_store *store, uint64_t generation,
     return rc;
 }
 
-int ckpt_sweep(struct ckpt_store *store, uint64_t generation, const struct ckpt_attempt *live,
-               struct bl_errmsg *msg)
+int ckpt_sweep(struct ckpt_store *store, uint64_t generation, uint64_t step, struct bl_errmsg *msg)
 {
     struct ckpt_names names = {0};
     char trash[CKPT_PATH_MAX], path[CKPT_PATH_MAX];
@@ -127,7 +122,7 @@ int ckpt_sweep(struct ckpt_store *store, uint64_t generation, const struct ckpt_
     int rc = ckpt_store_writable(store, msg);
 
     if (rc == 0) {
-        rc = sweep_root(store, generation, live, msg);
+        rc = sweep_root(store, generation, step, msg);
     }
     if (rc == 0) {
         rc = ckpt_path_join(trash, store->path, CKPT_TRASH_DIR, NULL, msg);

@@ -84,6 +84,8 @@ void engine_cancel(struct engine *engine, uint64_t attempt);
 void engine_task_free(struct engine_task *task);
 /* Queues an answer; the message's owned members go with it (it is copied flat). */
 void engine_answer(struct engine *engine, enum wire_type type, const void *message);
+/* The text of an answer: "" for rc 0, what `why` says, or else the code's sentence. */
+void engine_text(char ret[WIRE_REASON_MAX], int rc, const struct bl_errmsg *why);
 /* Main thread. The oldest answer, the caller's, or NULL. */
 struct engine_answer *engine_answer_take(struct engine *engine);
 void engine_answer_free(struct engine_answer *answer);

@@ -110,7 +110,7 @@ void engine_scan(struct engine *engine, struct engine_task *task)
         foreign_run(&message->root, &answer);
     }
     ckpt_store_close(store);
-    snprintf(answer.text, sizeof(answer.text), "%s", why.text);
+    engine_text(answer.text, answer.rc, &why);
     engine_answer(engine, WIRE_TYPE_ENGINE_SCANNED, &answer);
 }
 
@@ -175,7 +175,7 @@ void engine_load(struct engine *engine, struct engine_task *task)
                                     : load(message, task->fds[0], &result, &why);
     answer.bytes = result.bytes_wanted;
     answer.elapsed_ms = result.elapsed_us / 1000;
-    snprintf(answer.text, sizeof(answer.text), "%s", why.text);
+    engine_text(answer.text, answer.rc, &why);
     if (answer.rc < 0) {
         bl_log(BL_LOG_WARN, "engine", "load: %s", why.text);
     }

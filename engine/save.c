@@ -209,7 +209,7 @@ void engine_write(struct engine *engine, struct engine_task *task)
     } else {
         bl_log(BL_LOG_WARN, "engine", "%s: %s", message->part, why.text);
     }
-    snprintf(answer.text, sizeof(answer.text), "%s", why.text);
+    engine_text(answer.text, answer.rc, &why);
     engine_answer(engine, WIRE_TYPE_ENGINE_WRITTEN, &answer);
 }
 
@@ -244,7 +244,7 @@ static void tidy(const struct wire_engine_commit *message, struct ckpt_store *st
     struct ckpt_verify_result verified = {0};
     struct ckpt_retain_result retained = {0};
     struct bl_errmsg why = {0};
-    int rc = ckpt_sweep(store, message->attempt.generation, NULL, &why);
+    int rc = ckpt_sweep(store, message->attempt.generation, message->attempt.step, &why);
 
     if (rc == 0 && message->keep > 0) {
         rc = ckpt_verify(store, dir, &job, &verified, &why);
@@ -255,7 +255,7 @@ static void tidy(const struct wire_engine_commit *message, struct ckpt_store *st
             rc = ckpt_retain(store, message->keep, NULL, 0, &retained, &why);
         }
         if (rc == 0 && retained.removed > 0) {
-            rc = ckpt_sweep(store, message->attempt.generation, NULL, &why);
+            rc = ckpt_sweep(store, message->attempt.generation, message->attempt.step, &why);
         }
     }
     if (rc < 0 && rc != BL_EABORTED) {
@@ -278,7 +278,7 @@ void engine_commit(struct engine *engine, struct engine_task *task)
     }
     answer.manifest_digest = result.manifest_digest;
     snprintf(answer.dir, sizeof(answer.dir), "%s", result.dir);
-    snprintf(answer.text, sizeof(answer.text), "%s", why.text);
+    engine_text(answer.text, answer.rc, &why);
     bl_log(answer.rc == 0 ? BL_LOG_INFO : BL_LOG_WARN, "engine", "step %llu: %s%s",
            (unsigned long long)message->attempt.step, answer.rc == 0 ? "committed as " : "",
            answer.rc == 0 ? result.dir : why.text);
@@ -302,6 +302,6 @@ void engine_cancelled(struct engine *engine, struct engine_task *task)
         answer.rc = ckpt_attempt_drop(store, &attempt, &why);
     }
     ckpt_store_close(store);
-    snprintf(answer.text, sizeof(answer.text), "%s", why.text);
+    engine_text(answer.text, answer.rc, &why);
     engine_answer(engine, WIRE_TYPE_ENGINE_CANCELLED, &answer);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lanes: a worker thread each, tasks in order; and the list of answers. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -43,6 +44,13 @@ void engine_answer(struct engine *engine, enum wire_type type, const void *messa
     engine->last = answer;
     pthread_mutex_unlock(&engine->lock);
     BL_IGNORE(write(engine->wake_fd, &one, sizeof(one)) < 0, "the counter is full: it wakes then");
+}
+
+void engine_text(char ret[WIRE_REASON_MAX], int rc, const struct bl_errmsg *why)
+{
+    const char *text = why->text[0] != '\0' ? why->text : bl_strerror(rc);
+
+    snprintf(ret, WIRE_REASON_MAX, "%s", rc == 0 ? "" : text);
 }
 
 struct engine_answer *engine_answer_take(struct engine *engine)

@@ -186,7 +186,7 @@ static void test_store_retains_the_newest_and_recycles_the_rest(void **state)
     for (uint64_t step = 1; step <= 6; step++) {
         OK(sample_save(store, SAMPLE_FLAT, 4, step, 1, 1, msg));
         OK(ckpt_retain(store, 3, NULL, 0, &result, msg));
-        OK(ckpt_sweep(store, 1, NULL, msg));
+        OK(ckpt_sweep(store, 1, UINT64_MAX, msg));
         assert_int_equal(result.kept, step < 3 ? step : 3);
         assert_int_equal(result.removed, step > 3 ? 1 : 0);
     }
@@ -331,6 +331,29 @@ static void test_store_load_lists_what_is_not_there(void **state)
     ckpt_store_close(store);
 }
 
+static void test_store_sweep_leaves_the_save_of_a_later_step_alone(void **state)
+{
+    const struct ckpt_attempt dead[] = {{4, 1, 1, 9}, {5, 2, 1, 8}};
+    const struct ckpt_attempt live[] = {{6, 2, 1, 7}, {5, 3, 1, 6}};
+    struct ckpt_store *store;
+    struct ckpt_scan scan;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    for (uint32_t i = 0; i < 2; i++) {
+        OK(ckpt_attempt_begin(store, &dead[i], msg));
+        OK(ckpt_attempt_begin(store, &live[i], msg));
+    }
+    OK(ckpt_sweep(store, 2, 5, msg));
+    OK(ckpt_scan(store, &scan, msg));
+    assert_int_equal(scan.count, 2);
+    assert_int_equal(scan.entries[0].step, 6);
+    assert_int_equal(scan.entries[1].generation, 3);
+    assert_int_equal(scan.entries[0].state, CKPT_LEFTOVER);
+    ckpt_scan_close(&scan);
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -346,6 +369,7 @@ int main(void)
         TEST(test_store_finishes_a_cut_off_commit_forward),
         TEST(test_store_commit_refuses_an_incomplete_state),
         TEST(test_store_load_lists_what_is_not_there),
+        TEST(test_store_sweep_leaves_the_save_of_a_later_step_alone),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,10 +42,10 @@ static int teardown(void **state)
 static int tidy(struct ckpt_store *store, struct bl_errmsg *msg)
 {
     struct ckpt_retain_result retained;
-    int rc = ckpt_sweep(store, 1, NULL, msg);
+    int rc = ckpt_sweep(store, 1, UINT64_MAX, msg);
 
     rc = rc < 0 ? rc : ckpt_retain(store, 2, NULL, 0, &retained, msg);
-    return rc < 0 ? rc : ckpt_sweep(store, 1, NULL, msg);
+    return rc < 0 ? rc : ckpt_sweep(store, 1, UINT64_MAX, msg);
 }
 
 static int save(struct ckpt_io *io, uint64_t step, struct bl_errmsg *msg)
