@@ -8,14 +8,18 @@
 
 /* ---- what may be dropped ---- */
 
-/* Is the arena the present one of a live process? */
+/* Is the arena the present one of a live process, or of a member of the plan in force that just
+ * died? What that one sealed is what the next plan loads from; OPEN for it may still be on its way
+ * to the store. */
 static int arena_is_present(const struct core_leader *l, const struct wire_arena_info *arena)
 {
     const struct leader_proc *p = leader_proc_find(l, arena->incarnation);
-    return p && p->life != LEADER_DEAD &&
-           (p->report.arena == arena->arena ||
-            leader_proc_is_member(&l->record.plan, p->incarnation, NULL) == 0 ||
-            p->report.arena == 0);
+    if (!p) {
+        return 0;
+    }
+    int is_member = leader_proc_is_member(&l->record.plan, p->incarnation, NULL);
+    return (p->life != LEADER_DEAD || is_member) &&
+           (p->report.arena == arena->arena || !is_member || p->report.arena == 0);
 }
 
 /* Does it hold a pinned slot of a save that is not over? */
