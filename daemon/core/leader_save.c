@@ -204,13 +204,15 @@ static void save_parts(struct leader_save *s, const struct leader_set *set)
 {
     s->parts = core_alloc(set->arena_count, sizeof(*s->parts));
     for (uint32_t i = 0; i < set->arena_count; i++) {
-        int is_known = 0;
+        struct leader_part *part = NULL;
         for (uint32_t k = 0; k < s->part_count; k++) {
-            is_known |= s->parts[k].node == set->nodes[i];
+            part = s->parts[k].node == set->nodes[i] ? &s->parts[k] : part;
         }
-        if (!is_known) {
-            s->parts[s->part_count++].node = set->nodes[i];
+        if (!part) {
+            part = &s->parts[s->part_count++];
+            part->node = set->nodes[i];
         }
+        part->arena_count++;
     }
 }
 
@@ -265,11 +267,29 @@ static void saves_start(struct core_leader *l)
 
 /* ---- progress ---- */
 
+/* Does the node still hold what it is to write? A machine that came back does not. */
+static int part_has_arenas(const struct core_leader *l, const struct leader_save *s,
+                           const struct leader_part *part)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->save.arena_count; i++) {
+        count += leader_arena_find(l, part->node, s->save.arenas[i]) != NULL;
+    }
+    return count >= part->arena_count;
+}
+
 void leader_saves_report(struct core_leader *l, uint32_t node)
 {
     const struct wire_report *report = &l->nodes[node].report;
     struct leader_save *s = save_active(l);
 
+    for (uint32_t k = 0; s && s->stage == LEADER_SAVE_WRITING && k < s->part_count; k++) {
+        if (s->parts[k].node == node && !s->parts[k].written &&
+            !part_has_arenas(l, s, &s->parts[k])) {
+            save_failed(l, s, "a node lost the memory that it was to write");
+            return;
+        }
+    }
     for (uint32_t i = 0; s && i < report->save_count; i++) {
         const struct wire_save *part = &report->saves[i];
         if (part->attempt != s->save.attempt || s->stage != LEADER_SAVE_WRITING) {

@@ -60,6 +60,7 @@ struct leader_map { /* incarnation -> index, open addressing */
 
 struct leader_part {
     uint32_t node;
+    uint32_t arena_count; /* of the save's arenas, on this node */
     uint32_t written;
     char *part_json; /* owned */
 };

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of recovery, looked at from outside: what no single machine can see. */
+#include "tests/sim/sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- truth ---- */
+
+uint64_t sim_next_value(uint64_t value, uint64_t step, uint32_t elem)
+{
+    return bl_mix64(value + step * 0x100000001b3ull + elem);
+}
+
+uint64_t sim_value(struct sim *sim, uint64_t step, uint32_t elem)
+{
+    BL_ASSERT(step < SIM_STEPS_MAX && elem < SIM_ELEMS_MAX);
+    if (!sim->truth) {
+        sim->truth = sim_alloc(SIM_STEPS_MAX * SIM_ELEMS_MAX, sizeof(*sim->truth));
+        for (uint32_t e = 0; e < SIM_ELEMS_MAX; e++) {
+            uint64_t value = bl_mix64(e + 1);
+            for (uint64_t s = 0; s < SIM_STEPS_MAX; s++) {
+                value = s ? sim_next_value(value, s, e) : value;
+                sim->truth[s * SIM_ELEMS_MAX + e] = value;
+            }
+        }
+    }
+    return sim->truth[step * SIM_ELEMS_MAX + elem];
+}
+
+/* ---- generations ---- */
+
+struct sim_generation *sim_generation_of(struct sim *sim, uint64_t generation)
+{
+    for (uint32_t i = sim->generation_count; i-- > 0;) {
+        if (sim->generations[i].generation == generation) {
+            return &sim->generations[i];
+        }
+    }
+    return NULL;
+}
+
+static uint64_t plan_print(const struct wire_plan *plan)
+{
+    uint64_t print = bl_mix64(plan->step + 1) ^ plan->world ^ plan->comm_key[0];
+    for (uint32_t i = 0; i < plan->world; i++) {
+        print = bl_mix64(print ^ plan->members[i].incarnation);
+    }
+    return print;
+}
+
+void sim_check_plan(struct sim *sim, const struct wire_plan *plan)
+{
+    const struct wire_record *record = &sim->store.record;
+    struct sim_generation *g = sim_generation_of(sim, plan->generation);
+
+    if (record->generation < plan->generation ||
+        (record->generation == plan->generation && record->phase < WIRE_PHASE_PLANNED)) {
+        sim_fail(sim, "rule 6: plan of generation %llu is out before the store has it",
+                 (unsigned long long)plan->generation);
+    }
+    if (g) {
+        if (g->print != plan_print(plan)) {
+            sim_fail(sim, "rule 6: two plans of generation %llu",
+                     (unsigned long long)plan->generation);
+        }
+        return;
+    }
+    sim->generations =
+        realloc(sim->generations, (sim->generation_count + 1) * sizeof(*sim->generations));
+    BL_ASSERT(sim->generations && plan->world <= 64);
+    g = &sim->generations[sim->generation_count++];
+    memset(g, 0, sizeof(*g));
+    g->generation = plan->generation;
+    g->step = plan->step;
+    g->fresh = plan->fresh;
+    g->world = plan->world;
+    g->print = plan_print(plan);
+    g->begun_max = plan->step;
+    g->started_ms = sim->now;
+    for (uint32_t i = 0; i < plan->world; i++) {
+        g->incarnations[i] = plan->members[i].incarnation;
+        g->nodes[i] = (uint32_t)strtoul(plan->members[i].node + 1, NULL, 10);
+        g->sealed[i] = plan->step;
+    }
+}
+
+void sim_check_go(struct sim *sim, uint64_t generation)
+{
+    if (sim->store.running_generation < generation) {
+        sim_fail(sim, "rule 6: go of generation %llu before the store has it",
+                 (unsigned long long)generation);
+    }
+}
+
+void sim_check_unanimous(struct sim *sim, uint64_t generation, uint64_t step)
+{
+    if (sim->store.running_generation > generation) {
+        sim_fail(sim, "rule 7: generation %llu steps to %llu though %llu runs",
+                 (unsigned long long)generation, (unsigned long long)step,
+                 (unsigned long long)sim->store.running_generation);
+    }
+}
+
+void sim_check_begin(struct sim *sim, const struct sim_rank *rank, uint64_t generation,
+                     uint64_t step)
+{
+    struct sim_generation *g = sim_generation_of(sim, generation);
+    if (!g) {
+        sim_fail(sim, "a rank applies in a generation that nobody planned");
+        return;
+    }
+    for (uint32_t i = 0; i < g->world; i++) {
+        if (g->sealed[i] + 1 < step) {
+            sim_fail(sim,
+                     "rule 3: rank %llx applies %llu in generation %llu, rank %u has sealed %llu",
+                     (unsigned long long)rank->incarnation, (unsigned long long)step,
+                     (unsigned long long)generation, i, (unsigned long long)g->sealed[i]);
+        }
+    }
+    g->begun_max = step > g->begun_max ? step : g->begun_max;
+}
+
+void sim_check_parked(struct sim *sim, const struct sim_rank *rank)
+{
+    if (rank->sealing) {
+        sim_fail(sim, "rule 8: rank %llx parks while step %llu is being sealed",
+                 (unsigned long long)rank->incarnation, (unsigned long long)rank->sealing_step);
+    }
+}
+
+/* ---- memory ---- */
+
+uint32_t sim_arena_elem(const struct sim_arena *arena, uint32_t e)
+{
+    uint32_t base = 0;
+    for (uint32_t i = 0; i < arena->extents.extent_count; i++) {
+        const struct bl_extent *extent = &arena->extents.extents[i];
+        uint32_t count = (uint32_t)bl_extent_elems(extent);
+        if (e < base + count) {
+            uint32_t first = 0;
+            for (uint32_t t = 0; t < extent->tensor; t++) {
+                first += (uint32_t)bl_tensor_elems(&arena->extents.tensors[t]);
+            }
+            return first + (uint32_t)extent->flat_lo + (e - base);
+        }
+        base += count;
+    }
+    return 0;
+}
+
+void sim_check_arena(struct sim *sim, struct sim_arena *arena)
+{
+    for (uint32_t k = 0; k < SIM_SLOTS; k++) {
+        struct wire_slot_info info;
+        wire_slot_read(&arena->slots[k], &info);
+        uint64_t check = arena->slots[k].check;
+        if (info.state != WIRE_SLOT_SEALED || arena->checked[k] == check) {
+            continue;
+        }
+        for (uint32_t e = 0; e < arena->elems; e++) {
+            if (arena->data[k][e] != sim_value(sim, info.step, sim_arena_elem(arena, e))) {
+                sim_fail(sim,
+                         "rule 5: slot %u of arena %llx says (g%llu, %llu) and holds other bytes",
+                         k, (unsigned long long)arena->id, (unsigned long long)info.generation,
+                         (unsigned long long)info.step);
+                return;
+            }
+        }
+        arena->checked[k] = check;
+    }
+}
+
+/* A source that a plan in force names must be there, unless its machine lost its memory. */
+void sim_check_source(struct sim *sim, const struct wire_copy *copy, uint64_t generation)
+{
+    const struct sim_generation *g = sim_generation_of(sim, generation);
+    const struct sim_node *node = &sim->nodes[strtoul(copy->node + 1, NULL, 10)];
+    if (g && sim->store.record.generation == generation && node->up && node->member &&
+        node->crashed_ms < g->started_ms) {
+        sim_fail(sim, "rule 8: a source of generation %llu on %s is gone",
+                 (unsigned long long)generation, copy->node);
+    }
+}
+
+/* ---- the store ---- */
+
+static int generation_is_over(struct sim *sim, const struct wire_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->world; i++) {
+        struct sim_rank *rank = sim_rank_find(sim, plan->members[i].incarnation);
+        if (!rank || !rank->alive) {
+            return 1;
+        }
+        if (rank->session && wire_session_generation(rank->session) > plan->generation) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Did all memory of the former generation survive, and can it be reached? */
+static int memory_is_whole(struct sim *sim, const struct sim_generation *g)
+{
+    for (uint32_t i = 0; i < g->world; i++) {
+        const struct sim_node *node = &sim->nodes[g->nodes[i]];
+        if (!node->up || !node->member || node->crashed_ms >= g->started_ms ||
+            !sim_can_hear(sim, g->nodes[i], sim->head) || !node->connection ||
+            sim->now - node->linked_ms < 500) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+void sim_check_running(struct sim *sim, const struct wire_record *was, const struct wire_record *is)
+{
+    if (is->phase == WIRE_PHASE_PLANNED && was->phase == WIRE_PHASE_OPEN && was->plan.world) {
+        if (!generation_is_over(sim, &was->plan)) {
+            sim_fail(sim, "rule 7: generation %llu is planned, and %llu may still step",
+                     (unsigned long long)is->generation, (unsigned long long)was->plan.generation);
+        }
+        const struct sim_generation *g = sim_generation_of(sim, was->plan.generation);
+        if (g && memory_is_whole(sim, g) && is->plan.step + 1 < g->begun_max) {
+            sim_fail(sim, "promise: generation %llu goes back from %llu to %llu",
+                     (unsigned long long)is->generation, (unsigned long long)g->begun_max,
+                     (unsigned long long)is->plan.step);
+        }
+        if (g && g->begun_max > is->plan.step) {
+            sim->steps_lost += g->begun_max - is->plan.step;
+        }
+    }
+    if (is->phase == WIRE_PHASE_RUNNING && was->phase != WIRE_PHASE_RUNNING) {
+        sim->recoveries += is->generation > 1;
+    }
+}
+
+static int is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step)
+{
+    for (uint32_t i = 0; i < record->line_end_count; i++) {
+        if (record->line_ends[i].generation > generation && step > record->line_ends[i].step) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+void sim_check_commit(struct sim *sim, const struct core_commit *commit,
+                      const struct sim_attempt *attempt)
+{
+    const struct wire_record *record = &sim->store.record;
+    if (record->committing_attempt != commit->attempt) {
+        sim_fail(sim, "rule 7: step %llu is committed without the store's word",
+                 (unsigned long long)commit->step);
+    }
+    if (!is_admissible(record, commit->generation, commit->step)) {
+        sim_fail(sim, "rule 7: step %llu of generation %llu is committed, a plan voided it",
+                 (unsigned long long)commit->step, (unsigned long long)commit->generation);
+    }
+    for (uint32_t e = 0; attempt && e < sim->profile.elems; e++) {
+        if (!attempt->has[e] || attempt->values[e] != sim_value(sim, commit->step, e)) {
+            sim_fail(sim, "checkpoint of step %llu: element %u is %s",
+                     (unsigned long long)commit->step, e, attempt->has[e] ? "wrong" : "missing");
+            return;
+        }
+    }
+}
+
+void sim_check_end(struct sim *sim)
+{
+    const struct wire_record *record = &sim->store.record;
+    if (sim->verdict != WIRE_VERDICT_FINISHED) {
+        sim_fail(sim, "the run ends with verdict %d: %s", (int)sim->verdict, record->cause);
+        return;
+    }
+    if (record->committed_step != sim->profile.steps) {
+        sim_fail(sim, "the run ends at %u, committed is %lld", sim->profile.steps,
+                 (long long)record->committed_step);
+        return;
+    }
+    for (uint32_t i = 0; i < sim->disk_count; i++) {
+        const struct sim_checkpoint *c = &sim->disk[i];
+        for (uint32_t e = 0; e < sim->profile.elems; e++) {
+            if (c->values[e] != sim_value(sim, c->info.step, e)) {
+                sim_fail(sim, "checkpoint %s holds other bytes", c->info.dir);
+                return;
+            }
+        }
+    }
+}
