@@ -196,7 +196,8 @@ int leader_directive_due(struct core_leader *l, char name[WIRE_NODE_MAX])
         struct leader_node *node = &l->nodes[i];
         int is_late =
             !node_has_newest(l, node) && l->now_ms - node->sent_ms >= l->config.deadlines.beat;
-        if (!node->connected || (!node->dirty && !is_late)) {
+        /* A daemon that is there may not know of the run: it cannot report before it is told. */
+        if ((!node->connected && !node->up) || (!node->dirty && !is_late)) {
             continue;
         }
         if (node->dirty) {

@@ -340,13 +340,18 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
 void core_leader_on_node_up(struct core_leader *l, const char *name, uint64_t now_ms)
 {
     l->now_ms = now_ms;
-    leader_node_get(l, name)->dirty = 1;
+    struct leader_node *node = leader_node_get(l, name);
+    node->up = 1;
+    node->dirty = 1;
 }
 
 void core_leader_on_node_down(struct core_leader *l, const char *name, uint64_t now_ms)
 {
     l->now_ms = now_ms;
     struct leader_node *node = leader_node_find(l, name);
+    if (node) {
+        node->up = 0;
+    }
     if (!node || !node->connected) {
         return;
     }

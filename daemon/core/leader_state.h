@@ -43,6 +43,7 @@ struct leader_node {
     char name[WIRE_NODE_MAX];
     uint64_t incarnation, incarnation_old;
     uint32_t connected, lost, refused, has_report;
+    uint32_t up;               /* its daemon is there, whether it has reported or not */
     uint64_t away_ms;          /* since when, while not connected */
     struct wire_report report; /* newest; owned */
     uint64_t stamp;            /* of it */
