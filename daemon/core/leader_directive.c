@@ -40,7 +40,8 @@ static int arena_is_pinned(const struct core_leader *l, const struct wire_arena_
 static int arena_is_droppable(const struct core_leader *l, const struct wire_arena_info *arena)
 {
     if (l->record.phase == WIRE_PHASE_DONE) {
-        return 1;
+        const struct leader_proc *p = leader_proc_find(l, arena->incarnation);
+        return !p || p->life == LEADER_DEAD;
     }
     int keep_sources = leader_has_rule(l, WIRE_RULE_KEEP_SOURCES);
     if (keep_sources ? l->record.phase != WIRE_PHASE_RUNNING || !l->first_sealed || l->ended
@@ -181,9 +182,9 @@ void core_leader_directive(struct core_leader *l, const char *name, struct wire_
 
 /* ---- when ---- */
 
-static int node_has_newest(const struct core_leader *l, const struct leader_node *node)
+int leader_node_has_newest(const struct core_leader *l, const struct leader_node *node)
 {
-    return node->need != 0 && node->report.leader_incarnation == l->config.incarnation &&
+    return !node->dirty && node->need != 0 && node->report.leader_incarnation == l->config.incarnation &&
            node->report.directive_sequence >= node->need;
 }
 
@@ -195,7 +196,7 @@ int leader_directive_due(struct core_leader *l, char name[WIRE_NODE_MAX])
     for (uint32_t i = 0; may_speak && !l->deposed && i < l->node_count; i++) {
         struct leader_node *node = &l->nodes[i];
         int is_late =
-            !node_has_newest(l, node) && l->now_ms - node->sent_ms >= l->config.deadlines.beat;
+            !leader_node_has_newest(l, node) && l->now_ms - node->sent_ms >= l->config.deadlines.beat;
         /* A daemon that is there may not know of the run: it cannot report before it is told. */
         if ((!node->connected && !node->up) || (!node->dirty && !is_late)) {
             continue;

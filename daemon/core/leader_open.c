@@ -224,7 +224,8 @@ static void open_late(struct core_leader *l)
         }
         if (p->kill) {
             if (p->life == LEADER_LIVE && l->now_ms - p->kill_ms >= d->grace) {
-                l->nodes[p->node].refused = 1; /* it cannot die: no more of them there */
+                /* It cannot die (device wait): no more of them there for a while. */
+                l->nodes[p->node].fill_ms = l->now_ms + d->join;
             }
         } else if (proc_has_joined(p)) {
             if (l->now_ms - l->phase_ms >= d->grace) {

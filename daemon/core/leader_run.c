@@ -355,6 +355,17 @@ static void run_end(struct core_leader *l)
     }
 }
 
+/* Nodes that have not said yet that nothing of the run is left there. */
+static uint32_t end_nodes_left(const struct core_leader *l)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        const struct leader_node *node = &l->nodes[i];
+        left += node->connected && (node->report.proc_count || !leader_node_has_newest(l, node));
+    }
+    return left;
+}
+
 /* DONE is stored: processes leave, their daemons forget them, the verdict goes out. */
 void leader_end_step(struct core_leader *l)
 {
@@ -373,7 +384,7 @@ void leader_end_step(struct core_leader *l)
         }
     }
     leader_wait_set(l, left ? CORE_WAIT_LEAVE : CORE_WAIT_NOTHING, "%u ranks to leave", left);
-    if (left == 0 || since >= 3 * l->config.deadlines.grace) {
+    if ((left == 0 && end_nodes_left(l) == 0) || since >= 3 * l->config.deadlines.grace) {
         l->finished = 1;
         struct core_leader_effect *e = core_ring_push(&l->effects);
         e->kind = CORE_LEADER_FINISHED;

@@ -279,6 +279,8 @@ void leader_death_judge(struct core_leader *l, struct leader_proc *p);
 void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const char *text);
 
 /* leader_directive.c */
+/* Has its daemon reported since it got what is newest for it? */
+int leader_node_has_newest(const struct core_leader *l, const struct leader_node *node);
 int leader_directive_due(struct core_leader *l, char node[WIRE_NODE_MAX]);
 /* Marks nodes whose arenas to drop changed, and processes to forget. */
 void leader_drops_step(struct core_leader *l);

@@ -160,11 +160,14 @@ static void directive_order(struct core_member *m, const struct wire_proc_order 
     }
 }
 
-/* A live rank's present arena is never dropped before the end, whoever says so. */
-static int arena_is_in_use(const struct core_member *m, uint64_t arena)
+/* A live rank's present arena is never dropped, whoever says so. Of a rank that has not yet spoken
+ * to this daemon any may be the present one. */
+static int arena_is_in_use(const struct core_member *m, const struct wire_arena_info *arena)
 {
     for (uint32_t i = 0; i < m->proc_count; i++) {
-        if (member_proc_is_live(&m->procs[i]) && m->procs[i].rank_report.arena == arena) {
+        const struct member_proc *p = &m->procs[i];
+        if (member_proc_is_live(p) && p->incarnation == arena->incarnation &&
+            (p->rank_report.sequence == 0 || p->rank_report.arena == arena->arena)) {
             return 1;
         }
     }
@@ -174,7 +177,7 @@ static int arena_is_in_use(const struct core_member *m, uint64_t arena)
 static void directive_drop(struct core_member *m, uint64_t arena)
 {
     for (uint32_t i = 0; i < m->arena_count; i++) {
-        if (m->arenas[i].info.arena != arena || arena_is_in_use(m, arena)) {
+        if (m->arenas[i].info.arena != arena || arena_is_in_use(m, &m->arenas[i].info)) {
             continue;
         }
         bl_extent_list_close(&m->arenas[i].info.extents);
@@ -292,6 +295,7 @@ void core_member_on_directive(struct core_member *m, const struct wire_directive
     member_ranks_flush(m, now_ms);
     if (d->phase == WIRE_PHASE_DONE && d->leave && m->proc_count == 0 && !m->done) {
         m->done = 1;
+        member_effect(m, CORE_MEMBER_SEND_REPORT); /* nothing is left here: the last one */
         member_effect(m, CORE_MEMBER_DONE)->verdict = d->verdict;
     }
 }

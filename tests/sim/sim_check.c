@@ -270,6 +270,9 @@ void sim_check_commit(struct sim *sim, const struct core_commit *commit,
 void sim_check_end(struct sim *sim)
 {
     const struct wire_record *record = &sim->store.record;
+    if (sim->verdict == WIRE_VERDICT_SAVE_FAILED && sim->profile.engine_fail) {
+        return; /* three tries met the engine's bad luck: said aloud, which is right */
+    }
     if (sim->verdict != WIRE_VERDICT_FINISHED) {
         sim_fail(sim, "the run ends with verdict %d: %s", (int)sim->verdict, record->cause);
         return;

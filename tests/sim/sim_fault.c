@@ -26,7 +26,7 @@ static void on_daemon_start(struct sim *sim, struct sim_event *event)
     node->up = 1;
     sim_daemon_start(sim, node);
     if (event->a == sim->head && !sim_leader_at(sim, sim->head)) {
-        sim_leader_start(sim, sim->head, sim->store.epoch ? sim->store.epoch : 1, 0);
+        sim_leader_start(sim, sim->head, sim->store.epoch, 0);
         sim_links(sim);
     }
 }
@@ -56,7 +56,7 @@ static void on_promote(struct sim *sim, struct sim_event *event)
     if (to == sim->head || !node->member || sim->finished || sim->leader_count > 12) {
         return;
     }
-    sim->store.epoch = (sim->store.epoch ? sim->store.epoch : 1) + 1;
+    sim->store.epoch = sim->store.epoch + 1;
     sim->head = to;
     sim_trace(sim, "n%u is promoted", to);
     sim_leader_start(sim, to, sim->store.epoch, 0);
@@ -134,9 +134,10 @@ static void on_fault(struct sim *sim, struct sim_event *event)
         break;
     case SIM_SAVE:
         if (leader) {
-            enum core_request request = sim->profile.stop_resume && sim_chance(sim, 700)
-                                            ? CORE_REQUEST_STOP
-                                            : CORE_REQUEST_SAVE;
+            enum core_request request =
+                sim->profile.stop_resume && !sim->resumed && sim_chance(sim, 700)
+                    ? CORE_REQUEST_STOP
+                    : CORE_REQUEST_SAVE;
             BL_IGNORE(core_leader_on_request(leader->core, request, sim->now),
                       "the run may be over");
         }

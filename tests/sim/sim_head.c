@@ -56,7 +56,11 @@ static void on_leader_tick(struct sim *sim, struct sim_event *event)
 
 void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch, int resume)
 {
-    struct sim_leader *leader = NULL;
+    struct sim_leader *leader = sim_leader_at(sim, node);
+    if (leader) {
+        sim_leader_stop(sim, leader); /* a daemon has one */
+    }
+    leader = NULL;
     for (uint32_t i = 0; i < sim->leader_count && !leader; i++) {
         leader = sim->leaders[i].in_use ? NULL : &sim->leaders[i];
     }

@@ -198,6 +198,7 @@ int sim_run(struct sim *sim)
     sim->faults_over_ms = sim->profile.fault_ms;
     sim->ranks_wanted = sim->profile.ranks;
     sim->store.record.committed_step = UINT64_MAX;
+    sim->store.epoch = 1;
     for (uint32_t i = 0; i < sim->profile.nodes; i++) {
         struct sim_node *node = &sim->nodes[i];
         node->index = i;
