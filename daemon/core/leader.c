@@ -59,7 +59,9 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         int rc = wire_record_copy(&l->record, config->record);
         BL_ASSERT(rc == 0);
         l->version = config->record_version;
-        leader_adopt_plan(l);
+        if (l->record.phase != WIRE_PHASE_DONE) {
+            leader_adopt_plan(l);
+        }
     } else {
         l->record.run = config->run;
         l->record.line = 1;
@@ -227,7 +229,6 @@ void leader_step(struct core_leader *l)
     if (l->deposed || l->finished) {
         return;
     }
-    leader_change_tick(l);
     leader_scan_step(l);
     if (!l->claimed) {
         if (l->version) {

@@ -184,7 +184,8 @@ void core_leader_directive(struct core_leader *l, const char *name, struct wire_
 
 int leader_node_has_newest(const struct core_leader *l, const struct leader_node *node)
 {
-    return !node->dirty && node->need != 0 && node->report.leader_incarnation == l->config.incarnation &&
+    return !node->dirty && node->need != 0 &&
+           node->report.leader_incarnation == l->config.incarnation &&
            node->report.directive_sequence >= node->need;
 }
 
@@ -195,8 +196,8 @@ int leader_directive_due(struct core_leader *l, char name[WIRE_NODE_MAX])
     int may_speak = l->claimed || is_unborn || !leader_has_rule(l, WIRE_RULE_CAS_FIRST);
     for (uint32_t i = 0; may_speak && !l->deposed && i < l->node_count; i++) {
         struct leader_node *node = &l->nodes[i];
-        int is_late =
-            !leader_node_has_newest(l, node) && l->now_ms - node->sent_ms >= l->config.deadlines.beat;
+        int is_late = !leader_node_has_newest(l, node) &&
+                      l->now_ms - node->sent_ms >= l->config.deadlines.beat;
         /* A daemon that is there may not know of the run: it cannot report before it is told. */
         if ((!node->connected && !node->up) || (!node->dirty && !is_late)) {
             continue;

@@ -229,6 +229,10 @@ static void report_proc(struct core_leader *l, uint32_t node, const struct wire_
             return;
         }
         p = leader_proc_add(l, r->rank.incarnation, node);
+        p->counted = (uint32_t)is_dead; /* it ended in an earlier leader's time */
+    }
+    if (p->report.sequence == 0 && r->rank.sequence > 0) {
+        p->joined_ms = l->now_ms;
     }
     p->stamp = stamp;
     p->node = node;
@@ -300,6 +304,7 @@ static void node_connected(struct core_leader *l, struct leader_node *node)
         e->value_ms = l->now_ms - node->away_ms;
     }
     node->connected = 1;
+    node->connected_ms = l->now_ms;
     node->lost = 0;
     node->away_ms = 0;
     node->dirty = 1;

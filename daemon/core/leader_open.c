@@ -79,8 +79,8 @@ void leader_open_send(struct core_leader *l)
     for (uint32_t i = 0; i < l->checkpoint_count; i++) {
         newest = l->checkpoints[i].generation > newest ? l->checkpoints[i].generation : newest;
     }
-    if (next->phase == WIRE_PHASE_PLANNED) {
-        /* Its go never came, so nobody needs proof that it is over. */
+    if (next->phase == WIRE_PHASE_PLANNED || next->phase == WIRE_PHASE_DONE) {
+        /* Its go never came, or all have left: nobody needs proof that it is over. */
         wire_plan_close(&next->plan);
     }
     if (!next->job_json || l->config.resume) {
@@ -214,6 +214,15 @@ static int proc_has_joined(const struct leader_proc *p)
     return p->report.sequence > 0 && p->report.state != WIRE_RANK_STARTING;
 }
 
+/* How long this process could have parked or joined, and has not. */
+static uint64_t proc_late(const struct core_leader *l, const struct leader_proc *p, uint64_t since)
+{
+    const struct leader_node *node = &l->nodes[p->node];
+    since = since > l->phase_ms ? since : l->phase_ms;
+    since = since > node->connected_ms ? since : node->connected_ms;
+    return l->now_ms - since;
+}
+
 static void open_late(struct core_leader *l)
 {
     const struct core_deadlines *d = &l->config.deadlines;
@@ -228,12 +237,12 @@ static void open_late(struct core_leader *l)
                 l->nodes[p->node].fill_ms = l->now_ms + d->join;
             }
         } else if (proc_has_joined(p)) {
-            if (l->now_ms - l->phase_ms >= d->grace) {
+            if (proc_late(l, p, p->joined_ms) >= d->grace) {
                 leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "it does not park");
                 leader_proc_kill(l, p, 1);
             }
         } else if (l->now_ms - p->ordered_ms >= d->init_floor &&
-                   l->now_ms - l->phase_ms >= d->grace) {
+                   proc_late(l, p, p->ordered_ms) >= d->grace) {
             leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "it does not join");
             leader_proc_kill(l, p, 1);
         }
@@ -366,6 +375,11 @@ static void open_plan(struct core_leader *l, uint64_t function_id)
         leader_pick_close(&pick);
         return;
     }
+    if (leader_saves_committing(l) > pick.step) {
+        leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
+        leader_pick_close(&pick);
+        return;
+    }
     for (uint32_t i = 0; !pick.found && !l->record.state_elems && i < l->checkpoint_count; i++) {
         const struct core_checkpoint *c = &l->checkpoints[i];
         if (c->complete && c->function_id && c->function_id != function_id) {
@@ -447,6 +461,7 @@ void leader_change_done(struct core_leader *l)
     case LEADER_PLAN: {
         l->phase_ms = l->now_ms;
         l->times.planned_ms = l->now_ms - l->times.cause_ms;
+        leader_saves_void(l, l->record.plan.step);
         struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_PLANNED);
         e->step = l->record.plan.step;
         e->count = l->record.plan.world;

@@ -67,10 +67,10 @@ static int copy_compare(const void *a, const void *b)
     if (x->key != y->key) {
         return x->key < y->key ? -1 : 1;
     }
-    if (x->generation != y->generation) {
-        return x->generation > y->generation ? -1 : 1;
+    if (x->arena->arena != y->arena->arena) {
+        return x->arena->arena < y->arena->arena ? -1 : 1;
     }
-    return x->node < y->node ? -1 : x->node > y->node;
+    return x->generation > y->generation ? -1 : x->generation < y->generation;
 }
 
 /* All admissible sealed copies on connected nodes, newest step first, equal extents together. */
@@ -235,13 +235,18 @@ static void pick_copies(const struct core_leader *l, const struct pick_copy *cop
                         struct leader_pick *ret)
 {
     ret->copies = core_alloc(count, sizeof(*ret->copies));
-    ret->copy_count = count;
     for (uint32_t i = 0; i < count; i++) {
         const struct leader_node *node = &l->nodes[copies[i].node];
-        ret->copies[i].arena = copies[i].arena->arena;
-        ret->copies[i].slot = copies[i].slot;
-        memcpy(ret->copies[i].node, node->name, sizeof(ret->copies[i].node));
-        memcpy(ret->copies[i].bulk_addr, node->report.bulk_addr, sizeof(ret->copies[i].bulk_addr));
+        /* One of each arena, the newest: its owner needs its other slots. Those of one arena lie
+         * together, newest first. */
+        if (i > 0 && copies[i].arena == copies[i - 1].arena) {
+            continue;
+        }
+        struct wire_copy *copy = &ret->copies[ret->copy_count++];
+        copy->arena = copies[i].arena->arena;
+        copy->slot = copies[i].slot;
+        memcpy(copy->node, node->name, sizeof(copy->node));
+        memcpy(copy->bulk_addr, node->report.bulk_addr, sizeof(copy->bulk_addr));
     }
 }
 

@@ -376,6 +376,26 @@ void leader_saves_stored(struct core_leader *l, enum leader_change change)
     }
 }
 
+void leader_saves_unstored(struct core_leader *l, enum leader_change change)
+{
+    struct leader_save *s = save_active(l);
+    if (s && change == LEADER_COMMITTING && s->stage == LEADER_SAVE_STORING) {
+        s->stage = LEADER_SAVE_WRITING;
+    }
+}
+
+uint64_t leader_saves_committing(const struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        const struct leader_save *s = &l->saves[i];
+        if (s->stage == LEADER_SAVE_STORING || s->stage == LEADER_SAVE_COMMITTING ||
+            s->stage == LEADER_SAVE_RECORDING) {
+            return s->save.step;
+        }
+    }
+    return 0;
+}
+
 /* A commit that an earlier leader, or a save given up, left in the record: the disk knows. */
 static void saves_settle(struct core_leader *l)
 {

@@ -29,7 +29,7 @@ struct leader_proc {
     struct wire_beat beat;
     struct wire_exit status;
     uint32_t pid;
-    uint64_t ordered_ms, kill_ms;
+    uint64_t ordered_ms, joined_ms, kill_ms;
     uint64_t stamp;       /* of the node report that last named it */
     uint32_t kill;        /* ordered to be killed */
     uint32_t stacks;      /* with stacks first */
@@ -44,6 +44,7 @@ struct leader_node {
     uint64_t incarnation, incarnation_old;
     uint32_t connected, lost, refused, has_report;
     uint32_t up;               /* its daemon is there, whether it has reported or not */
+    uint64_t connected_ms;     /* since when, while connected */
     uint64_t away_ms;          /* since when, while not connected */
     struct wire_report report; /* newest; owned */
     uint64_t stamp;            /* of it */
@@ -112,7 +113,7 @@ struct core_leader {
     uint64_t version;
     struct wire_record next; /* under way or about to be tried again; owned */
     enum leader_change change;
-    uint32_t change_pending, change_waits; /* sent; or waiting for a retry */
+    uint32_t change_pending;
     uint64_t op, change_retry_ms;
     uint32_t store_failed, claimed, deposed, finished;
 
@@ -238,7 +239,6 @@ int leader_change_is_free(const struct core_leader *l);
 struct wire_record *leader_change_begin(struct core_leader *l, enum leader_change change);
 void leader_change_send(struct core_leader *l);
 void leader_change_done(struct core_leader *l);
-void leader_change_tick(struct core_leader *l);
 
 /* leader_open.c */
 void leader_cause(struct core_leader *l, uint64_t detect_ms, const char *fmt, ...) BL_PRINTF(3, 4);
@@ -297,6 +297,10 @@ void leader_saves_report(struct core_leader *l, uint32_t node);
 void leader_saves_void(struct core_leader *l, uint64_t step);
 int leader_save_holds(const struct core_leader *l, uint64_t arena);
 void leader_saves_stored(struct core_leader *l, enum leader_change change);
+/* The change was not stored. */
+void leader_saves_unstored(struct core_leader *l, enum leader_change change);
+/* Step of a commit that nothing can stop any more, or 0: a plan below it waits for it. */
+uint64_t leader_saves_committing(const struct core_leader *l);
 void leader_saves_close(struct core_leader *l);
 
 #endif

@@ -13,7 +13,7 @@
 const struct wire_record *leader_said(const struct core_leader *l)
 {
     /* The simulator switches the rule off to see that its checks find out. */
-    if (!leader_has_rule(l, WIRE_RULE_CAS_FIRST) && (l->change_pending || l->change_waits)) {
+    if (!leader_has_rule(l, WIRE_RULE_CAS_FIRST) && l->change_pending) {
         return &l->next;
     }
     return &l->record;
@@ -21,7 +21,7 @@ const struct wire_record *leader_said(const struct core_leader *l)
 
 int leader_change_is_free(const struct core_leader *l)
 {
-    return !l->change_pending && !l->change_waits && !l->deposed;
+    return !l->change_pending && !l->deposed && l->now_ms >= l->change_retry_ms;
 }
 
 struct wire_record *leader_change_begin(struct core_leader *l, enum leader_change change)
@@ -38,7 +38,6 @@ struct wire_record *leader_change_begin(struct core_leader *l, enum leader_chang
 
 void leader_change_send(struct core_leader *l)
 {
-    l->change_waits = 0;
     l->change_pending = 1;
     struct core_leader_effect *e = core_ring_push(&l->effects);
     e->kind = CORE_LEADER_STORE;
@@ -49,11 +48,14 @@ void leader_change_send(struct core_leader *l)
     }
 }
 
-void leader_change_tick(struct core_leader *l)
+/* What was to follow from the change that failed waits again. */
+static void leader_change_undo(struct core_leader *l)
 {
-    if (l->change_waits && l->now_ms >= l->change_retry_ms) {
-        leader_change_send(l);
+    if (l->change == LEADER_OPEN && !l->cause_pending) {
+        l->cause_pending = 1;
+        memcpy(l->cause, l->next.cause, sizeof(l->cause));
     }
+    leader_saves_unstored(l, l->change);
 }
 
 void core_leader_on_store_done(struct core_leader *l, uint64_t op, int rc, uint64_t version,
@@ -75,8 +77,9 @@ void core_leader_on_store_done(struct core_leader *l, uint64_t op, int rc, uint6
             l->store_failed = 1;
             leader_event(l, CORE_EVENT_STORE_FAILED)->exit_code = rc;
         }
-        l->change_waits = 1;
+        /* Not stored. When it is tried again, it is decided anew: by then more is known. */
         l->change_retry_ms = now_ms + LEADER_STORE_RETRY_MS;
+        leader_change_undo(l);
         return;
     }
     l->store_failed = 0;
