@@ -162,7 +162,7 @@ static int answer_take(struct belay *b, const struct wire_frame *frame)
     if (rc) {
         return rc;
     }
-    /* Every answer begins with the number of its question and its rc. */
+    /* Every answer begins with the number of its question, its rc and its text. */
     const struct wire_disk_loaded *head = ask->answer;
     int with_fd = frame->type != WIRE_TYPE_DISK_LOADED && head->rc == 0;
     if (with_fd && wire_sock_fds_take(&b->daemon, &ask->fd, 1)) {
@@ -178,7 +178,10 @@ static int answer_take(struct belay *b, const struct wire_frame *frame)
         return 0;
     }
     ask->done = 1;
-    ask->rc = head->rc;
+    ask->rc = head->rc > 0 ? BL_EPROTO : head->rc;
+    if (ask->rc) {
+        bl_err(ask->msg, ask->rc, "%s", head->text);
+    }
     pthread_cond_broadcast(&b->changed);
     return 0;
 }

@@ -108,11 +108,21 @@ static int arena_map(struct lb_arena *ret, const struct belay *b, const struct w
     return rc;
 }
 
+static void session_tell(struct belay *b, const struct lb_arena *arena)
+{
+    struct wire_arena_header *header = arena->map;
+    pthread_mutex_lock(&b->lock);
+    wire_session_arena_set(b->session, arena->id, header->slots, header->slot_count);
+    lb_pump(b);
+    pthread_mutex_unlock(&b->lock);
+}
+
 /* The arena for the layout named: the present one when it fits, else a new one. The old one is
  * unmapped here; the daemon keeps it as long as the leader wants it. */
 static int arena_ready(struct belay *b, struct bl_errmsg *msg)
 {
     if (b->arena.map && !b->arena_dirty && bl_extent_list_equal(&b->arena.list, &b->wanted)) {
+        session_tell(b, &b->arena);
         return 0;
     }
     struct wire_arena_make make = {
@@ -131,11 +141,7 @@ static int arena_ready(struct belay *b, struct bl_errmsg *msg)
     if (rc) {
         return bl_err_in(msg, rc, "the daemon's arena");
     }
-    struct wire_arena_header *header = arena.map;
-    pthread_mutex_lock(&b->lock);
-    wire_session_arena_set(b->session, arena.id, header->slots, header->slot_count);
-    lb_pump(b);
-    pthread_mutex_unlock(&b->lock);
+    session_tell(b, &arena);
     lb_arena_close(&b->arena);
     b->arena = arena;
     b->arena_dirty = 0;
@@ -193,14 +199,6 @@ static int disk_load(struct belay *b, uint32_t slot, struct bl_errmsg *msg)
     return 0;
 }
 
-static int over_now(struct belay *b)
-{
-    pthread_mutex_lock(&b->lock);
-    int rc = lb_over(b);
-    pthread_mutex_unlock(&b->lock);
-    return rc;
-}
-
 static int copy_runs(struct belay *b, const struct lb_sources *sources, const struct bl_plan *plan,
                      void *dst, struct bl_errmsg *msg)
 {
@@ -209,10 +207,7 @@ static int copy_runs(struct belay *b, const struct lb_sources *sources, const st
         if (i == plan->run_count / 2 && BL_FAILPOINT("mid-copy")) {
             return bl_err(msg, -EIO, "failpoint mid-copy");
         }
-        rc = over_now(b);
-        if (!rc) {
-            rc = lb_source_copy(b, &sources->items[plan->runs[i].src], &plan->runs[i], dst, msg);
-        }
+        rc = lb_source_copy(b, &sources->items[plan->runs[i].src], &plan->runs[i], dst, msg);
     }
     return rc;
 }
@@ -315,6 +310,9 @@ int belay_load(struct belay *job, uint64_t step)
                       (unsigned long long)step, (unsigned long long)job->plan.step);
     }
     struct bl_state_digest digest = {{0, 0}};
+    pthread_mutex_lock(&job->lock);
+    lb_wait_seal(job);
+    pthread_mutex_unlock(&job->lock);
     job->writing_index = -1;
     int rc = arena_ready(job, &job->error);
     if (!rc && job->plan.fresh) {

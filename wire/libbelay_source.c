@@ -225,13 +225,19 @@ int lb_source_copy(struct belay *b, struct lb_source *source, const struct bl_ru
 {
     for (uint64_t done = 0; done < run->bytes;) {
         uint64_t bytes = run->bytes - done;
+        pthread_mutex_lock(&b->lock);
+        int rc = lb_over(b);
+        pthread_mutex_unlock(&b->lock);
+        if (rc) {
+            return rc;
+        }
         bytes = bytes > SOURCE_CHUNK_BYTES ? SOURCE_CHUNK_BYTES : bytes;
         uint64_t from = source->slot_offset + run->src_offset + done;
         char *to = (char *)dst + run->dst_offset + done;
         if (source->map) {
             memcpy(to, (const char *)source->map + from, bytes);
         } else {
-            int rc = bulk_read(b, source, from, bytes, to, msg);
+            rc = bulk_read(b, source, from, bytes, to, msg);
             if (rc) {
                 return rc;
             }

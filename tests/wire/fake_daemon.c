@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,6 +73,7 @@ int fake_rank_start(struct fake *fake)
         }
         close(fake->listener);
         close(fake->bulk_listener);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when the test itself fails */
         fake_rank_main(fake->shared, index);
     }
     close(page_fd);
@@ -462,6 +464,9 @@ void fake_up(struct fake *fake)
 
 void fake_close(struct fake *fake)
 {
+    if (!fake->shared) {
+        return;
+    }
     for (uint32_t i = 0; i < fake->rank_count; i++) {
         struct fake_rank *rank = &fake->ranks[i];
         if (!rank->dead) {
@@ -487,6 +492,7 @@ void fake_close(struct fake *fake)
     close(fake->bulk_listener);
     unlink(fake->path);
     rmdir(fake->dir);
+    memset(fake, 0, sizeof(*fake));
 }
 
 /* ---- generations ---- */

@@ -74,7 +74,7 @@ struct fake {
 };
 
 void fake_open(struct fake *fake, uint64_t steps);
-void fake_close(struct fake *fake); /* kills what is left */
+void fake_close(struct fake *fake); /* kills what is left; again is fine */
 /* Forks a rank; its number in fake_shared. */
 int fake_rank_start(struct fake *fake);
 /* Runs the loop until `done` says so; fails the test after 20 s, naming `what`. */
