@@ -68,8 +68,8 @@ struct wire_arena {
     uint64_t arena, bytes;
 };
 
-/* The rank needs this arena of its own no more (it has another one with a sealed slot). No answer.
- */
+/* An arena that was made for this rank holds nothing and never will: the answer came when nobody
+ * waited for it any more. (Arenas with state go when the leader says so.) No answer. */
 struct wire_arena_drop {
     uint64_t arena;
 };

@@ -140,6 +140,8 @@ BL_MUST_CHECK int lb_link_join(struct belay *b, struct bl_errmsg *msg);
 uint64_t lb_link_tick(struct belay *b, uint64_t now_ms, short revents);
 /* Sends the session's report, when the connection stands. Under lock. */
 void lb_link_report(struct belay *b);
+/* Gives back an arena of this rank's that holds nothing. Under lock. */
+void lb_link_drop(struct belay *b, uint64_t arena);
 /* Asks and waits; asks again when the daemon restarts meanwhile. *fd (may be NULL) gets the
  * descriptor that an answer with rc 0 brings. Errors: BL_EGEN, BL_ESTOPPED, BL_EDEADLINE, the
  * answer's rc with its text. `question` begins with uint64_t request. Takes the lock itself. */

@@ -147,14 +147,38 @@ void lb_link_report(struct belay *b)
     }
 }
 
+/* An answer that nobody waits for any more: its descriptor goes, and an arena that was made for it
+ * is given back, since nobody will ever write its header. */
+static void answer_drop(struct belay *b, const struct wire_frame *frame)
+{
+    for (int fd; b->daemon.fd_count && !wire_sock_fds_take(&b->daemon, &fd, 1);) {
+        close(fd);
+    }
+    struct wire_arena arena;
+    if (frame->type == WIRE_TYPE_ARENA &&
+        !wire_arena_decode(&arena, frame->payload, frame->payload_bytes, NULL)) {
+        if (!arena.rc) {
+            lb_link_drop(b, arena.arena);
+        }
+        wire_arena_free(&arena);
+    }
+}
+
+void lb_link_drop(struct belay *b, uint64_t arena)
+{
+    struct wire_arena_drop drop = {.arena = arena};
+    if (b->link_up && !b->link_broken &&
+        wire_sock_post(&b->daemon, WIRE_TYPE_ARENA_DROP, &drop, wire_session_generation(b->session),
+                       b->incarnation, NULL)) {
+        link_break(b);
+    }
+}
+
 static int answer_take(struct belay *b, const struct wire_frame *frame)
 {
     struct lb_ask *ask = b->ask;
     if (!ask || ask->answer_type != frame->type || ask->done) {
-        /* An answer nobody waits for any more: its descriptor must go too. */
-        for (int fd; b->daemon.fd_count && !wire_sock_fds_take(&b->daemon, &fd, 1);) {
-            close(fd);
-        }
+        answer_drop(b, frame);
         return 0;
     }
     int rc = wire_message_decode(frame->type, ask->answer, frame->payload, frame->payload_bytes,
@@ -175,6 +199,7 @@ static int answer_take(struct belay *b, const struct wire_frame *frame)
             ask->fd = -1;
         }
         wire_message_close(frame->type, ask->answer);
+        answer_drop(b, frame);
         return 0;
     }
     ask->done = 1;

@@ -139,6 +139,9 @@ static int arena_ready(struct belay *b, struct bl_errmsg *msg)
     struct lb_arena arena;
     rc = arena_map(&arena, b, &answer, fd, msg);
     if (rc) {
+        pthread_mutex_lock(&b->lock);
+        lb_link_drop(b, answer.arena);
+        pthread_mutex_unlock(&b->lock);
         return bl_err_in(msg, rc, "the daemon's arena");
     }
     session_tell(b, &arena);

@@ -218,6 +218,17 @@ static void copy_open(struct fake *fake, struct fake_rank *rank, const struct wi
                      0);
 }
 
+static void arena_drop(struct fake *fake, const struct wire_frame *frame)
+{
+    struct wire_arena_drop drop;
+    assert_int_equal(wire_arena_drop_decode(&drop, frame->payload, frame->payload_bytes, NULL), 0);
+    struct fake_arena *arena = arena_find(fake, drop.arena);
+    assert_non_null(arena);
+    bl_mem_free(arena->map, arena->bytes);
+    close(arena->fd);
+    *arena = fake->arenas[--fake->arena_count];
+}
+
 static void disk_load(struct fake *fake, struct fake_rank *rank, const struct wire_frame *frame)
 {
     struct wire_disk_load load;
@@ -260,6 +271,9 @@ static void rank_frame(struct fake *fake, struct fake_rank *rank, const struct w
     }
     case WIRE_TYPE_ARENA_MAKE:
         arena_make(fake, rank, frame);
+        return;
+    case WIRE_TYPE_ARENA_DROP:
+        arena_drop(fake, frame);
         return;
     case WIRE_TYPE_COPY_OPEN:
         copy_open(fake, rank, frame);
