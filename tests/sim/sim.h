@@ -129,16 +129,18 @@ struct sim_generation { /* what the world knows of a generation, for barriers an
     uint32_t world, fresh;
     uint64_t incarnations[64];
     uint32_t nodes[64];
-    uint64_t entered[64], sealed[64], connected[64];
+    uint64_t entered[64], voted[64], sealed[64], connected[64];
     uint64_t begun_max, started_ms;
 };
 
 struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t ranks, nodes, steps, elems, save_every, head_ranks;
     uint32_t loss, repeat, late;
-    uint32_t faults; /* how many */
-    uint32_t kinds;  /* bits of enum sim_fault */
+    uint32_t late_ms; /* at most */
+    uint32_t faults;  /* how many */
+    uint32_t kinds;   /* bits of enum sim_fault */
     uint32_t engine_fail;
+    uint32_t slow; /* factor of a step's time */
     uint32_t stop_resume;
     uint64_t fault_ms; /* they come before */
 };
@@ -154,7 +156,23 @@ enum sim_fault {
     SIM_PROMOTE = 1 << 7,
     SIM_KILL_TWO = 1 << 8,
     SIM_SAVE = 1 << 9,
-    SIM_ALL = (1 << 10) - 1
+    SIM_AIM = 1 << 10, /* a kill at a chosen point */
+    SIM_ALL = (1 << 11) - 1
+};
+#define SIM_FAULTS 11
+
+enum sim_point { /* where an aimed kill hits */
+                 SIM_AT_NONE = 0,
+                 SIM_AT_VOTED,     /* unanimous, not yet applied */
+                 SIM_AT_MID_APPLY, /* half of the slot is written */
+                 SIM_AT_UNSEALED,  /* written, not yet published */
+                 SIM_AT_SEALED,    /* published, not yet told */
+                 SIM_AT_MID_LOAD,
+                 SIM_AT_CONNECT,
+                 SIM_AT_READY,
+                 SIM_AT_PARKED,
+                 SIM_AT_LEAVE,
+                 SIM_POINTS
 };
 
 struct sim {
@@ -184,6 +202,7 @@ struct sim {
     uint32_t resumed;
     uint64_t faults_over_ms, events, connections;
     uint32_t ranks_wanted;
+    uint32_t aim, aim_left; /* enum sim_point; hits at the last of so many passings */
     int failed;
     char why[512];
     uint64_t *log_hash; /* for the determinism test; NULL none */
@@ -255,6 +274,8 @@ void sim_disk_load(struct sim *sim, const char *dir, struct sim_arena *arena, ui
 void sim_engine_write(struct sim *sim, struct sim_node *node, uint64_t attempt);
 
 /* sim_fault.c */
+/* 1: the rank was killed here. */
+int sim_aimed(struct sim *sim, struct sim_rank *rank, enum sim_point point);
 void sim_faults_draw(struct sim *sim);
 
 /* sim_check.c */

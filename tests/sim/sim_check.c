@@ -119,6 +119,13 @@ void sim_check_begin(struct sim *sim, const struct sim_rank *rank, uint64_t gene
                      (unsigned long long)generation, i, (unsigned long long)g->sealed[i]);
         }
     }
+    for (uint32_t i = 0; i < g->world; i++) {
+        if (g->voted[i] < step) {
+            sim_fail(sim, "rule 3: rank %llx applies %llu in generation %llu, rank %u never voted",
+                     (unsigned long long)rank->incarnation, (unsigned long long)step,
+                     (unsigned long long)generation, i);
+        }
+    }
     g->begun_max = step > g->begun_max ? step : g->begun_max;
 }
 
@@ -214,8 +221,41 @@ static int memory_is_whole(struct sim *sim, const struct sim_generation *g)
     return 1;
 }
 
+static int is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step)
+{
+    for (uint32_t i = 0; i < record->line_end_count; i++) {
+        if (record->line_ends[i].generation > generation && step > record->line_ends[i].step) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Copies that a plan names must not be of a line that ended before them. */
+static void check_copies(struct sim *sim, const struct wire_record *was,
+                         const struct wire_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->copy_count; i++) {
+        const struct sim_arena *arena = sim_arena_find(sim, plan->copies[i].arena);
+        struct wire_slot_info info;
+        if (!arena) {
+            continue;
+        }
+        wire_slot_read(&arena->slots[plan->copies[i].slot], &info);
+        if (info.state == WIRE_SLOT_SEALED && info.step == plan->step &&
+            !is_admissible(was, info.generation, info.step)) {
+            sim_fail(sim, "lines: generation %llu loads (g%llu, %llu), which a plan voided",
+                     (unsigned long long)plan->generation, (unsigned long long)info.generation,
+                     (unsigned long long)info.step);
+        }
+    }
+}
+
 void sim_check_running(struct sim *sim, const struct wire_record *was, const struct wire_record *is)
 {
+    if (is->phase == WIRE_PHASE_PLANNED) {
+        check_copies(sim, was, &is->plan);
+    }
     if (is->phase == WIRE_PHASE_PLANNED && was->phase == WIRE_PHASE_OPEN && was->plan.world) {
         if (!generation_is_over(sim, &was->plan)) {
             sim_fail(sim, "rule 7: generation %llu is planned, and %llu may still step",
@@ -234,16 +274,6 @@ void sim_check_running(struct sim *sim, const struct wire_record *was, const str
     if (is->phase == WIRE_PHASE_RUNNING && was->phase != WIRE_PHASE_RUNNING) {
         sim->recoveries += is->generation > 1;
     }
-}
-
-static int is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step)
-{
-    for (uint32_t i = 0; i < record->line_end_count; i++) {
-        if (record->line_ends[i].generation > generation && step > record->line_ends[i].step) {
-            return 0;
-        }
-    }
-    return 1;
 }
 
 void sim_check_commit(struct sim *sim, const struct core_commit *commit,

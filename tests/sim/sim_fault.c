@@ -65,11 +65,16 @@ static void on_promote(struct sim *sim, struct sim_event *event)
 
 static void fault_partition(struct sim *sim)
 {
+    int is_aimed =
+        sim_chance(sim, 300); /* the nodes with ranks on one side, all others on the other */
     for (uint32_t i = 0; i < sim->profile.nodes; i++) {
-        sim->cut[i] = (uint32_t)sim_below(sim, 2);
+        sim->cut[i] = is_aimed ? 0 : (uint32_t)sim_below(sim, 2);
+    }
+    for (uint32_t i = 0; is_aimed && i < sim->rank_count; i++) {
+        sim->cut[sim->ranks[i]->node] = sim->ranks[i]->alive;
     }
     sim_trace(sim, "partition: %u %u %u %u", sim->cut[0], sim->cut[1], sim->cut[2], sim->cut[3]);
-    sim_later(sim, 50 + sim_below(sim, sim_chance(sim, 300) ? 8000 : 1500), on_heal, 0, 0);
+    sim_later(sim, 50 + sim_below(sim, sim_chance(sim, 400) ? 8000 : 1500), on_heal, 0, 0);
     sim_links(sim);
 }
 
@@ -107,6 +112,21 @@ static void fault_rank_do(struct sim *sim, uint32_t kind)
     }
 }
 
+int sim_aimed(struct sim *sim, struct sim_rank *rank, enum sim_point point)
+{
+    if (sim->aim != (uint32_t)point || --sim->aim_left > 0) {
+        return 0;
+    }
+    sim_trace(sim, "aimed: point %d", (int)point);
+    sim->aim = SIM_AT_NONE;
+    if (sim_chance(sim, 600) && sim->now < sim->faults_over_ms) {
+        sim->aim = 1 + (uint32_t)sim_below(sim, SIM_POINTS - 1);
+        sim->aim_left = 1 + (uint32_t)sim_below(sim, 5);
+    }
+    sim_rank_die(sim, rank, 0, SIGKILL, 0);
+    return 1;
+}
+
 static void on_fault(struct sim *sim, struct sim_event *event)
 {
     struct sim_node *node = &sim->nodes[sim_below(sim, sim->profile.nodes)];
@@ -142,6 +162,10 @@ static void on_fault(struct sim *sim, struct sim_event *event)
                       "the run may be over");
         }
         break;
+    case SIM_AIM:
+        sim->aim = 1 + (uint32_t)sim_below(sim, SIM_POINTS - 1);
+        sim->aim_left = 1 + (uint32_t)sim_below(sim, 8);
+        break;
     default:
         fault_rank_do(sim, kind);
         break;
@@ -153,7 +177,7 @@ void sim_faults_draw(struct sim *sim)
     for (uint32_t i = 0; i < sim->profile.faults; i++) {
         uint32_t kind = 0;
         for (int tries = 0; tries < 64 && !(kind & sim->profile.kinds); tries++) {
-            kind = 1u << sim_below(sim, 10);
+            kind = 1u << sim_below(sim, SIM_FAULTS);
         }
         if (kind & sim->profile.kinds) {
             sim_later(sim, 100 + sim_below(sim, sim->profile.fault_ms - 100), on_fault, kind, 0);
@@ -164,6 +188,9 @@ void sim_faults_draw(struct sim *sim)
 void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
 {
     static const uint32_t kinds[] = {SIM_KILL,
+                                     SIM_AIM,
+                                     SIM_AIM,
+                                     SIM_AIM | SIM_KILL | SIM_SAVE,
                                      SIM_KILL | SIM_KILL_TWO,
                                      SIM_STOP | SIM_HANG,
                                      SIM_DAEMON | SIM_HEAD | SIM_KILL,
@@ -185,10 +212,12 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     p->loss = sim_chance(sim, 500) ? (uint32_t)sim_below(sim, 150) : 0;
     p->repeat = sim_chance(sim, 500) ? (uint32_t)sim_below(sim, 150) : 0;
     p->late = sim_chance(sim, 500) ? (uint32_t)sim_below(sim, 150) : 0;
+    p->late_ms = sim_chance(sim, 300) ? 1500 : 400;
     p->engine_fail = sim_chance(sim, 300) ? 100 : 0;
     p->stop_resume = sim_chance(sim, 250);
     p->fault_ms = 1500 + sim_below(sim, 3000);
     p->kinds = kinds[sim_below(sim, sizeof(kinds) / sizeof(kinds[0]))] |
                (sim_chance(sim, 300) || p->stop_resume ? SIM_SAVE : 0);
+    p->slow = sim_chance(sim, 300) ? 2 + (uint32_t)sim_below(sim, 6) : 1;
     p->faults = sim_chance(sim, 100) ? 0 : 1 + (uint32_t)sim_below(sim, 8);
 }

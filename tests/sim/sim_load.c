@@ -95,7 +95,7 @@ static void load_connect(struct sim *sim, struct sim_rank *rank, int rc)
 static void on_loaded(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
-    if (!rank || rank->at != SIM_LOAD) {
+    if (!rank || rank->at != SIM_LOAD || sim_aimed(sim, rank, SIM_AT_MID_LOAD)) {
         return;
     }
     const struct wire_plan *plan = wire_session_plan(rank->session, NULL);

@@ -63,11 +63,26 @@ static void rank_goto(struct sim_rank *rank, enum sim_main at)
     rank->token++;
 }
 
+static int rank_in(const struct sim_generation *g, const struct sim_rank *rank)
+{
+    for (uint32_t i = 0; i < g->world; i++) {
+        if (g->incarnations[i] == rank->incarnation) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
 static void main_vote(struct sim *sim, struct sim_rank *rank)
 {
     uint32_t flags = rank->step >= sim->profile.steps ? BELAY_VOTE_FINAL : 0;
     rank->at = SIM_VOTE;
     int rc = wire_session_vote(rank->session, rank->step, flags, sim->now);
+    struct sim_generation *g = sim_generation_of(sim, rank->generation);
+    int at = g && rc == 0 ? rank_in(g, rank) : -1;
+    if (at >= 0) {
+        g->voted[at] = rank->step;
+    }
     if (rc == BL_EGEN) {
         sim_rank_park(sim, rank);
     } else if (rc == BL_ESTOPPED) {
@@ -90,7 +105,7 @@ static void on_collective_done(struct sim *sim, struct sim_event *event)
 static void on_connected(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
-    if (!rank || rank->at != SIM_CONNECT) {
+    if (!rank || rank->at != SIM_CONNECT || sim_aimed(sim, rank, SIM_AT_CONNECT)) {
         return;
     }
     int rc = wire_session_ready(rank->session);
@@ -101,6 +116,9 @@ static void on_connected(struct sim *sim, struct sim_event *event)
         sim_rank_leave(sim, rank);
     } else if (rc < 0) {
         sim_fail(sim, "ready: %d", rc);
+    }
+    if (sim_aimed(sim, rank, SIM_AT_READY)) {
+        return;
     }
     sim_rank_drain(sim, rank);
 }
@@ -129,7 +147,7 @@ static void barrier_check(struct sim *sim, const struct sim_generation *g, enum 
     for (uint32_t i = 0; i < g->world; i++) {
         struct sim_rank *rank = sim_rank_find(sim, g->incarnations[i]);
         if (rank->at == at && (at == SIM_CONNECT || rank->step == step)) {
-            sim_main_later(sim, rank, 1 + sim_below(sim, 2),
+            sim_main_later(sim, rank, 1 + sim_below(sim, sim_chance(sim, 100) ? 30 : 2),
                            at == SIM_CONNECT ? on_connected : on_collective_done);
         }
     }
@@ -146,16 +164,6 @@ void sim_barriers(struct sim *sim)
             barrier_check(sim, g, SIM_CONNECT, 1);
         }
     }
-}
-
-static int rank_in(const struct sim_generation *g, const struct sim_rank *rank)
-{
-    for (uint32_t i = 0; i < g->world; i++) {
-        if (g->incarnations[i] == rank->incarnation) {
-            return (int)i;
-        }
-    }
-    return -1;
 }
 
 static void on_computed(struct sim *sim, struct sim_event *event)
@@ -187,7 +195,7 @@ void sim_rank_compute(struct sim *sim, struct sim_rank *rank)
 {
     rank_goto(rank, SIM_COMPUTE);
     rank_progress(sim, rank, BELAY_SECTION_STEP, 0);
-    sim_main_later(sim, rank, 3 + sim_below(sim, 10), on_computed);
+    sim_main_later(sim, rank, (3 + sim_below(sim, 10)) * sim->profile.slow, on_computed);
 }
 
 /* ---- apply and seal ---- */
@@ -213,6 +221,9 @@ static void on_sealed(struct sim *sim, struct sim_event *event)
         return;
     }
     struct bl_state_digest digest = {{0, 0}};
+    if (sim_aimed(sim, rank, SIM_AT_UNSEALED)) {
+        return;
+    }
     bl_extent_list_digest(&rank->arena->extents, rank->arena->data[rank->sealing_slot], &digest);
     rank->sealing = 0;
     int rc = wire_session_sealed(rank->session, rank->sealing_step, &digest);
@@ -223,6 +234,9 @@ static void on_sealed(struct sim *sim, struct sim_event *event)
     int at = g ? rank_in(g, rank) : -1;
     if (at >= 0 && rank->sealing_step > g->sealed[at]) {
         g->sealed[at] = rank->sealing_step;
+    }
+    if (sim_aimed(sim, rank, SIM_AT_SEALED)) {
+        return;
     }
     if (rank->at == SIM_VOTE && !rank->hung) {
         main_vote(sim, rank);
@@ -243,7 +257,7 @@ void sim_seal_start(struct sim *sim, struct sim_rank *rank, uint64_t step, int s
 static void on_applied(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
-    if (!rank || rank->at != SIM_APPLY) {
+    if (!rank || rank->at != SIM_APPLY || sim_aimed(sim, rank, SIM_AT_MID_APPLY)) {
         return;
     }
     rank_write(sim, rank, rank->arena->elems / 2, rank->arena->elems);
@@ -269,8 +283,8 @@ static void rank_apply(struct sim *sim, struct sim_rank *rank)
     }
     int rc = wire_session_slot_begin(rank->session, rank->step, &index);
     if (rc < 0) {
-        sim_fail(sim, "rank %llx: no slot for %llu: %d", (unsigned long long)rank->incarnation,
-                 (unsigned long long)rank->step, rc);
+        sim_fail(sim, "rule 3, 4: rank %llx: no slot for %llu: %d",
+                 (unsigned long long)rank->incarnation, (unsigned long long)rank->step, rc);
         return;
     }
     if (pinned >> index & 1) {
@@ -301,6 +315,9 @@ void sim_rank_park(struct sim *sim, struct sim_rank *rank)
     rank_goto(rank, SIM_WAIT);
     rank->generation = 0;
     rank_progress(sim, rank, BELAY_SECTION_LOAD, 0);
+    if (sim_chance(sim, 500)) {
+        sim_aimed(sim, rank, SIM_AT_PARKED);
+    }
 }
 
 void sim_rank_leave(struct sim *sim, struct sim_rank *rank)
@@ -309,6 +326,7 @@ void sim_rank_leave(struct sim *sim, struct sim_rank *rank)
     rank->want_leave = 0;
     rank_progress(sim, rank, BELAY_SECTION_LEAVE, 0);
     wire_session_leave(rank->session, 0);
+    sim_aimed(sim, rank, SIM_AT_LEAVE);
 }
 
 static void on_comm_error(struct sim *sim, struct sim_event *event)
@@ -428,7 +446,9 @@ static void rank_effect(struct sim *sim, struct sim_rank *rank, const struct wir
         }
         if (rank->at == SIM_VOTE && e->vote.step == rank->step) {
             rank->result = e->vote.flags;
-            rank_apply(sim, rank);
+            if (!sim_aimed(sim, rank, SIM_AT_VOTED)) {
+                rank_apply(sim, rank);
+            }
         }
         break;
     }

@@ -153,7 +153,7 @@ void sim_send(struct sim *sim, uint32_t from, uint32_t to, sim_fn fn, uint64_t a
             .order = ++sim->order, .fn = fn, .a = a, .b = b, .c = c, .drop = drop};
         uint64_t delay = from == to ? sim_below(sim, 2) : 1 + sim_below(sim, 3);
         if (sim_chance(sim, p->late)) {
-            delay += sim_below(sim, 400);
+            delay += sim_below(sim, p->late_ms);
         }
         event.time = sim->now + delay;
         event.payload = i + 1 == count ? payload : copy(payload);
@@ -179,11 +179,10 @@ static void sim_ended(struct sim *sim)
     }
     if (sim->verdict == WIRE_VERDICT_STOPPED && sim->profile.stop_resume && !sim->resumed) {
         uint32_t head = sim->head;
-        struct sim_leader *old = sim_leader_at(sim, head);
         sim->resumed = 1;
         sim->finished = 0;
-        if (old) {
-            sim_leader_stop(sim, old);
+        for (uint32_t i = 0; i < sim->leader_count; i++) {
+            sim_leader_stop(sim, &sim->leaders[i]);
         }
         sim->ranks_wanted = 1 + (uint32_t)sim_below(sim, sim->profile.ranks);
         sim_trace(sim, "resume with %u ranks", sim->ranks_wanted);
