@@ -116,7 +116,7 @@ bl_build() {
             return 1
         }
     fi
-    ninja -C "$dir" --quiet >&2
+    ninja -C "$dir" --quiet "${BL_TARGETS[@]}" >&2
 }
 
 # bl_test DIR NAME MESON-TEST-ARGUMENT...: runs tests of BL_ROOT/DIR, adds their results to the
