@@ -11,8 +11,9 @@ struct ckpt_ring {
     struct io_uring uring;
 };
 
-/* liburing maps and unmaps by bare system calls, which a race detector does not see: it takes a ring
- * at an address where another thread's ring was before for shared memory. This orders the two. */
+/* liburing maps and unmaps by bare system calls, which a race detector does not see: it takes a
+ * ring at an address where another thread's ring was before for shared memory. This orders the two.
+ */
 static atomic_uint rings_freed;
 
 int ckpt_ring_new(struct ckpt_ring **ret, uint32_t depth)

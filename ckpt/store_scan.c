@@ -190,7 +190,20 @@ static int entry_forward(struct ckpt_store *store, struct ckpt_entry *entry,
     return already ? 1 : 0;
 }
 
-/* 1: an entry, 0: something else, or the same as another. */
+#define SCAN_TRIES 10 /* while somebody renames under our eyes */
+
+static bool is_gone(struct ckpt_store *store, const char *name)
+{
+    struct ckpt_names names = {0};
+    char path[CKPT_PATH_MAX];
+    int rc = ckpt_path_join(path, store->path, name, NULL, NULL);
+
+    rc = rc < 0 ? rc : store->io->ops->list(store->io, path, CKPT_ENTRIES_MAX, &names);
+    ckpt_names_close(&names);
+    return rc == -ENOENT;
+}
+
+/* 1: an entry, 0: something else, or the same as another; -ESTALE: renamed or retired meanwhile. */
 static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_entry *entry,
                       struct bl_errmsg *msg)
 {
@@ -213,6 +226,9 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
     rc = ckpt_opened_load(store, name, &opened, &why);
     if (rc == -ENOMEM) {
         return bl_err(msg, rc, "%s", why.text);
+    }
+    if (rc < 0 && is_gone(store, name)) {
+        return -ESTALE;
     }
     if (rc < 0) {
         entry->state = rc == BL_EFOREIGN ? CKPT_FOREIGN : committed ? CKPT_BROKEN : CKPT_LEFTOVER;
@@ -242,7 +258,7 @@ static int entry_order(const void *a_, const void *b_)
     return strcmp(a->dir, b->dir);
 }
 
-int ckpt_scan(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg *msg)
+static int scan_once(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg *msg)
 {
     struct ckpt_names names = {0};
     struct ckpt_scan scan = {0};
@@ -268,6 +284,17 @@ int ckpt_scan(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg 
     qsort(scan.entries, scan.count, sizeof(*scan.entries), entry_order);
     *ret = scan;
     return 0;
+}
+
+int ckpt_scan(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg *msg)
+{
+    int rc = -ESTALE;
+
+    for (int i = 0; rc == -ESTALE && i < SCAN_TRIES; i++) {
+        rc = scan_once(store, ret, msg);
+    }
+    return rc == -ESTALE ? bl_err(msg, rc, "%s changes faster than it can be read", store->path)
+                         : rc;
 }
 
 void ckpt_scan_close(struct ckpt_scan *scan)

@@ -5,6 +5,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -354,6 +356,53 @@ static void test_store_sweep_leaves_the_save_of_a_later_step_alone(void **state)
     ckpt_store_close(store);
 }
 
+static atomic_int saver_done;
+
+static void *saver(void *arg)
+{
+    struct ckpt_store *store = arg;
+    struct ckpt_retain_result result;
+    int rc = 0;
+
+    for (uint64_t step = 3; rc == 0 && step < 40; step++) {
+        rc = sample_save(store, SAMPLE_FLAT, 2, step, 1, 1, NULL);
+        rc = rc < 0 ? rc : ckpt_retain(store, 2, NULL, 0, &result, NULL);
+        rc = rc < 0 ? rc : ckpt_sweep(store, 1, step, NULL);
+    }
+    atomic_store(&saver_done, 1);
+    return rc < 0 ? NULL : arg;
+}
+
+static void test_store_is_looked_at_while_somebody_saves(void **state)
+{
+    const struct ckpt_store_config reading = {.path = root};
+    struct ckpt_store *store, *reader;
+    pthread_t thread;
+    void *result = NULL;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 1, 1, 1, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 2, 1, 1, msg));
+    OK(ckpt_store_open(&reader, &reading, msg));
+    atomic_store(&saver_done, 0);
+    assert_int_equal(pthread_create(&thread, NULL, saver, store), 0);
+    while (atomic_load(&saver_done) == 0) {
+        struct ckpt_scan scan;
+
+        OK(ckpt_scan(reader, &scan, msg));
+        assert_non_null(ckpt_scan_newest(&scan, NULL, 0));
+        for (uint32_t i = 0; i < scan.count; i++) {
+            assert_int_not_equal(scan.entries[i].state, CKPT_BROKEN);
+        }
+        ckpt_scan_close(&scan);
+    }
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, store);
+    ckpt_store_close(reader);
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -369,6 +418,7 @@ int main(void)
         TEST(test_store_finishes_a_cut_off_commit_forward),
         TEST(test_store_commit_refuses_an_incomplete_state),
         TEST(test_store_load_lists_what_is_not_there),
+        TEST(test_store_is_looked_at_while_somebody_saves),
         TEST(test_store_sweep_leaves_the_save_of_a_later_step_alone),
     };
 
