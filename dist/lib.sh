@@ -98,8 +98,11 @@ bl_packages_need() {
 
 # --- builds -----------------------------------------------------------------------------------
 
+# What bl_build makes; empty: everything.
+BL_TARGETS=()
+
 # bl_build DIR [MESON OPTION...]: configures BL_ROOT/DIR (once; the options count only then) and
-# builds it. Quiet when it works.
+# builds BL_TARGETS there. Quiet when it works.
 bl_build() {
     local dir="$BL_ROOT/$1" owner
     shift
