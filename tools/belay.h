@@ -29,7 +29,8 @@
 #include "wire/sock.h"
 
 #define TOOL_WORDS_MAX  4
-#define TOOL_ANSWER_MS  5000 /* the daemon has this long for what it can answer at once */
+#define TOOL_ANSWER_MS  5000   /* the daemon has this long for what it can answer at once */
+#define TOOL_SUBMIT_MS  120000 /* and this for a submit, which scans the roots */
 #define TOOL_EVENTS_MAX 65536u
 
 enum tool_exit {
@@ -119,9 +120,9 @@ BL_MUST_CHECK int tool_link_send(struct tool_link *link, const uint64_t id[2], e
 BL_MUST_CHECK int tool_link_wait(struct tool_link *link, const uint64_t id[2], uint32_t timeout_ms,
                                  struct tool_answer *ret, struct bl_errmsg *msg);
 void tool_answer_close(struct tool_answer *answer);
-/* Both, and the connection too when it is not open: one request, one answer within TOOL_ANSWER_MS.
- * A refusal is returned as its code with its text. *ret is owned, an object; may be NULL to drop
- * it. The connection is closed on errors of its own. */
+/* Both, and the connection too when it is not open: one request, one answer within TOOL_ANSWER_MS
+ * (TOOL_SUBMIT_MS). A refusal is returned as its code with its text. *ret is owned, an object; may
+ * be NULL to drop it. The connection is closed on errors of its own. */
 BL_MUST_CHECK int tool_link_ask(struct tool_link *link, const char *path, enum wire_verb verb,
                                 const json_t *args, json_t **ret, struct bl_errmsg *msg);
 /* Is this code one of a connection, after which trying again may help? */

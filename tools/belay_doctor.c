@@ -20,8 +20,9 @@
 static const char help[] =
     "Usage: belay doctor [JOB.yaml] [--socket PATH] [--json]\n"
     "\n"
-    "Looks at this machine: kernel features, limits, programs, ports, the daemon; with\n"
-    "a job also the room in its checkpoint directories. Changes nothing.\n"
+    "Looks at this machine: kernel features, limits, programs, ports, the daemon;\n"
+    "with a job also its data and the room in its checkpoint directories. Changes\n"
+    "nothing.\n"
     "\n"
     "  --socket PATH   of the daemon\n"
     "  --json          {\"schema\":1,\"findings\":N,\"checks\":[{\"name\",\"state\":\n"

@@ -31,9 +31,9 @@ static void event_show(const json_t *event, void *arg)
 {
     struct follow *follow = arg;
     char line[TOOL_TEXT_MAX];
-    const char *run = tool_member_text(event, "run");
-    if (*run != '\0' && strcmp(run, follow->run) != 0) {
-        return; /* another job's */
+    const char *job = tool_member_text(json_object_get(event, "fields"), "job");
+    if (*job != '\0' && strcmp(job, follow->name) != 0) {
+        return; /* another's */
     }
     snprintf(follow->last_event, sizeof follow->last_event, "%s", tool_member_text(event, "name"));
     if (follow->screen.is_terminal && !tool_event_is_news(event)) {
@@ -180,7 +180,6 @@ static int look(struct follow *follow)
     struct tool_state state;
     int rc = tool_state_ask(&state, follow->link, follow->args->socket, follow->name, &msg);
     if (rc != 0 && !follow->link->is_open) {
-        /* Also what does not parse: the daemon may be another version after its restart. */
         away(follow, &msg);
         return -1;
     }

@@ -144,7 +144,8 @@ int tool_link_ask(struct tool_link *link, const char *path, enum wire_verb verb,
     tool_link_id(id);
     rc = tool_link_send(link, id, verb, args, msg);
     if (rc == 0) {
-        rc = tool_link_wait(link, id, TOOL_ANSWER_MS, &answer, msg);
+        rc = tool_link_wait(link, id, verb == WIRE_VERB_SUBMIT ? TOOL_SUBMIT_MS : TOOL_ANSWER_MS,
+                            &answer, msg);
     }
     if (rc != 0) {
         tool_link_close(link);

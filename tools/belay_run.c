@@ -57,20 +57,24 @@ static json_t *submit_args(const struct tool_args *args, const struct tool_sourc
     return asked;
 }
 
+static void event_pass(const json_t *event, void *arg)
+{
+    (void)event;
+    (void)arg;
+}
+
 /* The newest event's number, so that only later ones are shown. 0 when it is not known. */
 static uint64_t events_newest(struct tool_link *link, const char *path)
 {
     struct bl_errmsg msg = {{0}};
-    /* A number that no event has: the answer is short, and says the next one. */
-    json_t *answer = NULL,
-           *asked = json_pack("{s:I,s:b}", "since", (json_int_t)INT64_MAX, "follow", 0);
-    uint64_t next = 0;
-    if (tool_link_ask(link, path, WIRE_VERB_EVENTS, asked, &answer, &msg) == 0) {
-        next = tool_member_number(answer, "next");
+    json_t *answer = NULL;
+    uint64_t newest = 0;
+    if (tool_link_ask(link, path, WIRE_VERB_EVENTS, NULL, &answer, &msg) == 0) {
+        BL_IGNORE(tool_events_read(answer, &newest, event_pass, NULL, &msg) != 0,
+                  "then more events are shown than are new");
     }
-    json_decref(asked);
     json_decref(answer);
-    return next != TOOL_NUMBER_NONE && next > 0 ? next - 1 : 0;
+    return newest;
 }
 
 /* Submits; 0 with the run's id, or an exit code. */
@@ -98,6 +102,13 @@ static int submit(const struct tool_args *args, const struct tool_source *source
     if (rc == BL_ECONFIG) {
         tool_say(&tool_run, "%s", msg.text);
         return TOOL_USAGE;
+    }
+    if (rc != 0 && !link->is_open) {
+        tool_say(&tool_run,
+                 "the daemon went away while it took the job (%s): belay status says "
+                 "whether it runs",
+                 msg.text);
+        return TOOL_COULD_NOT;
     }
     if (rc != 0) {
         return tool_refused(&tool_run, args->socket, rc, &msg);

@@ -75,15 +75,30 @@ static void make_plain(char *text)
     }
 }
 
+/* Fields that say nothing to a person, or that stand in the text already. */
+static bool is_noise(const char *key)
+{
+    static const char *const noise[] = {"job", "text", "incarnation", "run"};
+    for (size_t i = 0; i < sizeof noise / sizeof *noise; i++) {
+        if (strcmp(key, noise[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Appends "name=value" pairs of the event's fields. */
 static void fields_append(const json_t *event, char *out, size_t bytes)
 {
     const char *key;
     json_t *value;
-    const char *before = ": ";
-    json_object_foreach((json_t *)json_object_get(event, "fields"), key, value)
+    const char *before = "; ";
+    json_object_foreach(json_object_get(event, "fields"), key, value)
     {
         size_t have = strlen(out);
+        if (is_noise(key)) {
+            continue;
+        }
         if (json_is_string(value)) {
             snprintf(out + have, bytes - have, "%s%s=%s", before, key, json_string_value(value));
         } else if (json_is_integer(value)) {
