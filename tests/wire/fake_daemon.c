@@ -74,7 +74,7 @@ int fake_rank_start(struct fake *fake)
         close(fake->listener);
         close(fake->bulk_listener);
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when the test itself fails */
-        fake_rank_main(fake->shared, index);
+        fake_rank_main(fake->shared, index, FAKE_FUNCTION_ID + (fake->foreign != 0));
     }
     close(page_fd);
     return index;
@@ -148,8 +148,9 @@ static void directive_send(struct fake *fake, struct fake_rank *rank)
             directive.plan = fake->plan;
         }
     }
-    if (rank->report.function_id != 77) {
+    if (rank->report.function_id != FAKE_FUNCTION_ID) {
         directive.refused = 1;
+        snprintf(directive.text, sizeof(directive.text), "another function, by the test");
     }
     BL_IGNORE(wire_sock_send(&rank->sock, WIRE_TYPE_RANK_DIRECTIVE, &directive, fake->generation, 1,
                              NULL, 0, 1000, NULL),
@@ -188,6 +189,15 @@ static void arena_make(struct fake *fake, struct fake_rank *rank, const struct w
     answer.request = make.request;
     fake->arena_makes++;
     wire_arena_make_free(&make);
+    if (fake->refusals > 0) {
+        fake->refusals--;
+        answer.rc = BL_ELIMIT;
+        snprintf(answer.text, sizeof(answer.text), "%llu bytes asked, 5 left",
+                 (unsigned long long)bytes);
+        assert_int_equal(
+            wire_sock_send(&rank->sock, WIRE_TYPE_ARENA, &answer, 0, 1, NULL, 0, 1000, NULL), 0);
+        return;
+    }
     assert_true(fake->arena_count < FAKE_ARENAS_MAX);
     struct fake_arena *arena = &fake->arenas[fake->arena_count++];
     *arena = (struct fake_arena){.id = bl_random_u64() | 1, .owner = rank->incarnation};
@@ -253,6 +263,11 @@ static void disk_load(struct fake *fake, struct fake_rank *rank, const struct wi
 
 static void rank_frame(struct fake *fake, struct fake_rank *rank, const struct wire_frame *frame)
 {
+    if (fake->hang_ups > 0 && frame->type != WIRE_TYPE_RANK_REPORT) {
+        fake->hang_ups--;
+        wire_sock_close(&rank->sock);
+        return;
+    }
     switch (frame->type) {
     case WIRE_TYPE_RANK_REPORT: {
         struct wire_rank_report report;

@@ -71,6 +71,9 @@ struct fake {
     uint64_t disk_step;
     uint32_t disk_loads, copy_opens, bulk_reads, arena_makes;
     const char *fail; /* BELAY_FAIL of ranks started from now on; NULL none */
+    int foreign;      /* ranks started from now on have another function id */
+    int hang_ups;     /* so many questions are answered by closing the connection */
+    int refusals;     /* so many arenas are refused for want of memory */
 };
 
 void fake_open(struct fake *fake, uint64_t steps);
@@ -102,7 +105,10 @@ void fake_state(float *out, int which, uint64_t step, uint64_t flat_lo, uint64_t
 /* The digest of the whole state after `step`. */
 struct bl_state_digest fake_state_digest(uint64_t step);
 
+#define FAKE_FUNCTION_ID 77u
+
 /* What a rank does; never returns. */
-void fake_rank_main(struct fake_shared *shared, int index) __attribute__((noreturn));
+void fake_rank_main(struct fake_shared *shared, int index, uint64_t function_id)
+    __attribute__((noreturn));
 
 #endif

@@ -142,14 +142,14 @@ static int steps(struct rank *rank)
     return 0;
 }
 
-void fake_rank_main(struct fake_shared *shared, int index)
+void fake_rank_main(struct fake_shared *shared, int index, uint64_t function_id)
 {
     struct rank rank = {.shared = shared, .index = index, .plan = {.size = sizeof(rank.plan)}};
     char endpoint[32];
     snprintf(endpoint, sizeof(endpoint), "endpoint of %d", index);
     struct belay_config config = {.size = sizeof(config),
                                   .version = BELAY_VERSION_ABI,
-                                  .function_id = 77,
+                                  .function_id = function_id,
                                   .probe = 88,
                                   .endpoint = endpoint};
     int rc = belay_join(&config, &rank.job, &rank.plan);

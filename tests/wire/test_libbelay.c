@@ -59,6 +59,11 @@ static int all_applied(struct fake *f, uint64_t step)
     return 1;
 }
 
+static int is_gone(struct fake *f, uint64_t index)
+{
+    return f->ranks[index].dead;
+}
+
 static void limit_all(uint64_t step)
 {
     for (uint32_t i = 0; i < FAKE_RANKS_MAX; i++) {
@@ -434,6 +439,64 @@ static void test_a_load_that_fails_is_reported_and_tried_again(void **state)
     finish();
 }
 
+static int one_load_failed(struct fake *f, uint64_t unused)
+{
+    (void)unused;
+    return load_failed(f, 0) || load_failed(f, 1);
+}
+
+static void test_questions_are_asked_again_when_the_connection_breaks(void **state)
+{
+    (void)state;
+    start(40, 3);
+    fake.hang_ups = 4; /* arenas */
+    limit_all(5);
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.hang_ups, 0);
+    fake_until(&fake, all_applied, 5, "step 5");
+    fake_kill(&fake, 2);
+    fake.hang_ups = 5; /* arenas and copies */
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.hang_ups, 0);
+    assert_int_equal(fake.plan.step, 5);
+    finish();
+}
+
+static void test_an_arena_over_the_budget_is_a_failure_with_the_sum(void **state)
+{
+    (void)state;
+    start(20, 2);
+    fake.refusals = 1;
+    fake_generation_open(&fake);
+    fake_generation_plan(&fake);
+    fake_until(&fake, one_load_failed, 0, "failure reported");
+    uint64_t refused = load_failed(&fake, 0) ? 0 : 1;
+    assert_int_equal(fake.ranks[refused].report.failed_code, BL_ELIMIT);
+    assert_non_null(strstr(fake.ranks[refused].report.failed_text, "5 left"));
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    finish();
+}
+
+static void test_a_rank_of_another_function_is_refused_with_the_reason(void **state)
+{
+    (void)state;
+    start(20, 2);
+    fake.foreign = 1;
+    int third = fake_rank_start(&fake);
+    fake.foreign = 0;
+    fake_until(&fake, is_gone, (uint64_t)third, "refused");
+    assert_true(WIFEXITED(fake.ranks[third].exit_status));
+    assert_int_equal(WEXITSTATUS(fake.ranks[third].exit_status), 2);
+    fake.ranks[third].exit_status = 0; /* as it should be */
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    assert_int_equal(fake.plan.world, 2);
+    finish();
+}
+
 static void test_join_fails_with_a_reason_when_nothing_listens(void **state)
 {
     (void)state;
@@ -485,6 +548,12 @@ int main(void)
         cmocka_unit_test_teardown(test_a_rank_killed_while_it_loads_is_replaced, teardown),
         cmocka_unit_test_teardown(test_a_rank_killed_before_ready_is_replaced, teardown),
         cmocka_unit_test_teardown(test_a_load_that_fails_is_reported_and_tried_again, teardown),
+        cmocka_unit_test_teardown(test_questions_are_asked_again_when_the_connection_breaks,
+                                  teardown),
+        cmocka_unit_test_teardown(test_an_arena_over_the_budget_is_a_failure_with_the_sum,
+                                  teardown),
+        cmocka_unit_test_teardown(test_a_rank_of_another_function_is_refused_with_the_reason,
+                                  teardown),
         cmocka_unit_test_teardown(test_strangers_on_the_vote_port_change_nothing, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
