@@ -279,9 +279,12 @@ void engine_commit(struct engine *engine, struct engine_task *task)
     answer.manifest_digest = result.manifest_digest;
     snprintf(answer.dir, sizeof(answer.dir), "%s", result.dir);
     engine_text(answer.text, answer.rc, &why);
-    bl_log(answer.rc == 0 ? BL_LOG_INFO : BL_LOG_WARN, "engine", "step %llu: %s%s",
-           (unsigned long long)message->attempt.step, answer.rc == 0 ? "committed as " : "",
-           answer.rc == 0 ? result.dir : why.text);
+    if (answer.rc == 0) {
+        bl_log(BL_LOG_INFO, "engine", "step %llu: committed as %s",
+               (unsigned long long)message->attempt.step, result.dir);
+    } else {
+        bl_log(BL_LOG_WARN, "engine", "commit: %s", answer.text);
+    }
     engine_answer(engine, WIRE_TYPE_ENGINE_COMMITTED, &answer);
     if (answer.rc == 0) {
         tidy(message, store, result.dir, task);

@@ -300,6 +300,66 @@ static void test_engine_says_that_a_commit_is_incomplete(void **state)
     wire_engine_written_free(&written);
 }
 
+#ifdef BELAY_FAILPOINTS
+static int setup_slow(void **state)
+{
+    int rc;
+
+    setenv("BELAY_FAIL", "save-begun:delay_400:1", 1);
+    rc = setup(state);
+    unsetenv("BELAY_FAIL");
+    return rc;
+}
+
+/* Asks for a write and does not wait. */
+static void write_begin(uint64_t step)
+{
+    struct wire_engine_write message = {
+        .root = root_of("n0"), .attempt = attempt_of(step), .arena_count = 1};
+    struct arena arena;
+
+    snprintf(message.part, sizeof(message.part), "part-n0");
+    arena_make(&arena, 10, 2, 0, step);
+    message.arenas[0] = (struct wire_engine_arena){.arena = 10, .slot = 1, .fd_index = 0};
+    assert_int_equal(
+        wire_sock_send(&sock, WIRE_TYPE_ENGINE_WRITE, &message, 0, 0, &arena.fd, 1, WAIT_MS, NULL),
+        0);
+    arena_close(&arena);
+}
+
+static void test_engine_cancels_a_write_under_way(void **state)
+{
+    struct wire_engine_cancel cancel = {.root = root_of("n0"), .attempt = attempt_of(10)};
+    struct wire_engine_written written;
+    struct wire_engine_cancelled cancelled;
+    struct wire_engine_scan scan = {.request = 5, .root = root_of("n0")};
+    struct wire_engine_scanned scanned;
+
+    (void)state;
+    write_begin(10);
+    /* A question to the other lane is answered meanwhile. */
+    ask(WIRE_TYPE_ENGINE_SCAN, &scan, NULL, 0, WIRE_TYPE_ENGINE_SCANNED, &scanned);
+    assert_int_equal(scanned.checkpoint_count, 0);
+    wire_engine_scanned_free(&scanned);
+    assert_int_equal(
+        wire_sock_send(&sock, WIRE_TYPE_ENGINE_CANCEL, &cancel, 0, 0, NULL, 0, WAIT_MS, NULL), 0);
+    assert_int_equal(wire_sock_expect(&sock, WIRE_TYPE_ENGINE_WRITTEN, &written, WAIT_MS, NULL), 0);
+    assert_int_equal(written.rc, BL_EABORTED);
+    assert_non_null(strstr(written.text, "cancelled"));
+    wire_engine_written_free(&written);
+    assert_int_equal(wire_sock_expect(&sock, WIRE_TYPE_ENGINE_CANCELLED, &cancelled, WAIT_MS, NULL),
+                     0);
+    assert_int_equal(cancelled.rc, 0);
+}
+
+static void test_engine_leaves_when_its_daemon_goes_in_the_middle_of_a_write(void **state)
+{
+    (void)state;
+    write_begin(10);
+    /* teardown closes the socket and wants exit code 0 */
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +369,12 @@ int main(void)
         TEST(test_engine_refuses_another_runs_root),
         TEST(test_engine_cancel_removes_what_the_attempt_left),
         TEST(test_engine_says_that_a_commit_is_incomplete),
+#ifdef BELAY_FAILPOINTS
+        cmocka_unit_test_setup_teardown(test_engine_cancels_a_write_under_way, setup_slow,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(
+            test_engine_leaves_when_its_daemon_goes_in_the_middle_of_a_write, setup_slow, teardown),
+#endif
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
