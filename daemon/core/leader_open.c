@@ -117,7 +117,7 @@ static int fill_node(const struct core_leader *l, uint32_t rank, const uint32_t 
     int best = -1;
     for (uint32_t i = 0; i < l->proc_count; i++) {
         const struct leader_proc *p = &l->procs[i];
-        if (p->rank == rank && p->life == LEADER_DEAD &&
+        if (p->rank == rank && (p->life == LEADER_DEAD || p->kill) &&
             node_has_room(l, p->node, loads[p->node])) {
             return (int)p->node;
         }
