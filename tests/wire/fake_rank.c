@@ -40,7 +40,7 @@ struct rank {
     uint64_t offset[2], lo, hi;
 };
 
-static void die(struct rank *rank, const char *what, int rc)
+static void __attribute__((noreturn)) die(struct rank *rank, const char *what, int rc)
 {
     fprintf(stderr, "rank %d: %s: %d: %s\n", rank->index, what, rc, belay_error(rank->job));
     _exit(3);
@@ -112,7 +112,7 @@ static int steps(struct rank *rank)
     struct fake_shared *shared = rank->shared;
     for (uint64_t n = rank->plan.step + 1; n <= shared->steps; n++) {
         const void *from;
-        void *to;
+        void *to = NULL;
         uint32_t result = 0;
         int rc = compute(rank, n);
         if (rc) {
