@@ -6,6 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+void wire_former_add(struct wire_former *former, uint64_t incarnation)
+{
+    if (incarnation == 0) {
+        return;
+    }
+    memmove(former->incarnations + 1, former->incarnations,
+            (WIRE_FORMER_MAX - 1) * sizeof(former->incarnations[0]));
+    former->incarnations[0] = incarnation;
+}
+
+int wire_former_has(const struct wire_former *former, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < WIRE_FORMER_MAX; i++) {
+        if (incarnation && former->incarnations[i] == incarnation) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* A copy of `count` things of `size` bytes, in *ret; NULL for none. */
 static int msg_array_copy(void **ret, const void *from, size_t count, size_t size)
 {

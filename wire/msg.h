@@ -32,6 +32,14 @@
 #define WIRE_SLOTS_MAX    8     /* of an arena */
 #define WIRE_SAVES_MAX    8     /* attempts that a message names */
 
+/* Former incarnations of a partner, newest first: what they said is dropped, however late. */
+#define WIRE_FORMER_MAX 8
+struct wire_former {
+    uint64_t incarnations[WIRE_FORMER_MAX];
+};
+void wire_former_add(struct wire_former *former, uint64_t incarnation);
+int wire_former_has(const struct wire_former *former, uint64_t incarnation);
+
 /* Where a generation stands. OPEN, PLANNED and RUNNING are compare-and-swaps in the store before
  * any message carries them. */
 enum wire_phase {

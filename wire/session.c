@@ -147,7 +147,7 @@ static int directive_is_stale(const struct wire_session *s, const struct wire_ra
         if (d->sequence <= s->directive_sequence) {
             return 1;
         }
-    } else if (d->node_incarnation == s->directive_node_old) {
+    } else if (wire_former_has(&s->nodes_former, d->node_incarnation)) {
         return 1;
     }
     return d->generation < s->called_generation ||
@@ -180,7 +180,7 @@ void wire_session_on_directive(struct wire_session *s, const struct wire_rank_di
         return;
     }
     if (d->node_incarnation != s->directive_node) {
-        s->directive_node_old = s->directive_node;
+        wire_former_add(&s->nodes_former, s->directive_node);
         s->directive_node = d->node_incarnation;
     }
     s->directive_sequence = d->sequence;

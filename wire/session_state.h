@@ -26,7 +26,8 @@ struct wire_session {
     uint64_t ack_generation; /* reported: parked for, or of the plan in force */
 
     /* What the daemon last said. */
-    uint64_t directive_node, directive_node_old, directive_sequence;
+    uint64_t directive_node, directive_sequence;
+    struct wire_former nodes_former;
     uint64_t called_generation; /* newest heard of */
     enum wire_phase called_phase;
     uint64_t request_id;

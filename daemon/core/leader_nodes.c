@@ -289,7 +289,7 @@ static int report_is_stale(const struct core_leader *l, const struct leader_node
     if (node->has_report && report->node_incarnation == node->incarnation) {
         return report->sequence <= node->report.sequence;
     }
-    return report->node_incarnation == node->incarnation_old;
+    return wire_former_has(&node->former, report->node_incarnation);
 }
 
 /* Only a report makes a node connected: before it, what is known of it may be old. */
@@ -320,7 +320,7 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
     }
     int is_new_daemon = node->incarnation != report->node_incarnation;
     if (is_new_daemon) {
-        node->incarnation_old = node->incarnation;
+        wire_former_add(&node->former, node->incarnation);
         node->incarnation = report->node_incarnation;
         node->dirty = 1;
     }

@@ -41,7 +41,8 @@ struct leader_proc {
 
 struct leader_node {
     char name[WIRE_NODE_MAX];
-    uint64_t incarnation, incarnation_old;
+    uint64_t incarnation;
+    struct wire_former former;
     uint32_t connected, lost, refused, has_report;
     uint32_t up;               /* its daemon is there, whether it has reported or not */
     uint64_t connected_ms;     /* since when, while connected */

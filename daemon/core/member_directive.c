@@ -112,7 +112,7 @@ static int directive_is_stale(const struct core_member *m, const struct wire_dir
         return 1;
     }
     if (d->head_epoch == m->head_epoch) {
-        if (d->leader_incarnation == m->leader_old && m->leader_old != m->leader) {
+        if (wire_former_has(&m->leaders_former, d->leader_incarnation)) {
             return 1;
         }
         if (d->leader_incarnation == m->leader && d->sequence <= m->leader_sequence) {
@@ -249,7 +249,7 @@ static void directive_adopt(struct core_member *m, const struct wire_directive *
         member_effect(m, CORE_MEMBER_EPOCH)->head_epoch = d->head_epoch;
     }
     if (d->leader_incarnation != m->leader) {
-        m->leader_old = m->leader;
+        wire_former_add(&m->leaders_former, m->leader);
         m->leader = d->leader_incarnation;
         m->report_acked = 0;
         m->report_due = 1;

@@ -38,7 +38,8 @@ struct core_member {
     uint32_t report_due;
     uint64_t report_ms;
     uint64_t head_epoch;
-    uint64_t leader, leader_old, leader_sequence;
+    uint64_t leader, leader_sequence;
+    struct wire_former leaders_former;
     uint32_t has_directive;
     struct wire_directive directive; /* newest accepted; owned */
 

@@ -120,6 +120,7 @@ struct sim_checkpoint {
 
 struct sim_attempt {
     uint64_t id, step;
+    uint32_t worded; /* COMMITTING was durable for it */
     uint64_t values[SIM_ELEMS_MAX];
     uint8_t has[SIM_ELEMS_MAX];
 };
@@ -200,6 +201,7 @@ struct sim {
     uint32_t finished;
     enum wire_verdict verdict;
     uint32_t resumed;
+    uint64_t resumed_version; /* of the store when the run was resumed */
     uint64_t faults_over_ms, events, connections;
     uint32_t ranks_wanted;
     uint32_t aim, aim_left; /* enum sim_point; hits at the last of so many passings */
@@ -264,7 +266,7 @@ void sim_arena_free(struct sim_arena *arena);
 void sim_arenas_tell(struct sim *sim, struct sim_node *node);
 
 /* sim_head.c: leader, store, disk */
-void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch, int resume);
+void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch);
 void sim_leader_stop(struct sim *sim, struct sim_leader *leader);
 struct sim_leader *sim_leader_at(struct sim *sim, uint32_t node);
 void sim_leader_drain(struct sim *sim, struct sim_leader *leader);
@@ -293,7 +295,7 @@ void sim_check_arena(struct sim *sim, struct sim_arena *arena);
 void sim_check_running(struct sim *sim, const struct wire_record *was,
                        const struct wire_record *is);
 void sim_check_commit(struct sim *sim, const struct core_commit *commit,
-                      const struct sim_attempt *attempt);
+                      const struct sim_attempt *attempt, uint64_t epoch);
 void sim_check_source(struct sim *sim, const struct wire_copy *copy, uint64_t generation);
 void sim_check_end(struct sim *sim);
 /* Logical index of the e-th element of an arena. */

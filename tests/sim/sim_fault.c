@@ -26,7 +26,7 @@ static void on_daemon_start(struct sim *sim, struct sim_event *event)
     node->up = 1;
     sim_daemon_start(sim, node);
     if (event->a == sim->head && !sim_leader_at(sim, sim->head)) {
-        sim_leader_start(sim, sim->head, sim->store.epoch, 0);
+        sim_leader_start(sim, sim->head, sim->store.epoch);
         sim_links(sim);
     }
 }
@@ -59,7 +59,7 @@ static void on_promote(struct sim *sim, struct sim_event *event)
     sim->store.epoch = sim->store.epoch + 1;
     sim->head = to;
     sim_trace(sim, "n%u is promoted", to);
-    sim_leader_start(sim, to, sim->store.epoch, 0);
+    sim_leader_start(sim, to, sim->store.epoch);
     sim_links(sim);
 }
 
@@ -219,5 +219,24 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     p->kinds = kinds[sim_below(sim, sizeof(kinds) / sizeof(kinds[0]))] |
                (sim_chance(sim, 300) || p->stop_resume ? SIM_SAVE : 0);
     p->slow = sim_chance(sim, 300) ? 2 + (uint32_t)sim_below(sim, 6) : 1;
+    if (!ranks && !nodes && sim_chance(sim, 60)) {
+        /* All ranks on nodes that the head does not hear, and spare nodes that it does. */
+        p->nodes = 4 + (uint32_t)sim_below(sim, 2);
+        p->ranks = 1 + (uint32_t)sim_below(sim, 2);
+        p->steps = 120;
+        p->slow = 5;
+        p->head_ranks = 0;
+        p->kinds = SIM_PARTITION;
+        p->fault_ms = 3000;
+    }
+    if (!ranks && sim_chance(sim, 60)) {
+        /* Votes that arrive in the generation after theirs. */
+        p->ranks = 3 + (uint32_t)sim_below(sim, 8);
+        p->late = 300;
+        p->late_ms = 700;
+        p->repeat = 100;
+        p->kinds = SIM_AIM | SIM_KILL;
+        p->steps = 90;
+    }
     p->faults = sim_chance(sim, 100) ? 0 : 1 + (uint32_t)sim_below(sim, 8);
 }

@@ -54,7 +54,7 @@ static void on_leader_tick(struct sim *sim, struct sim_event *event)
     }
 }
 
-void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch, int resume)
+void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
 {
     struct sim_leader *leader = sim_leader_at(sim, node);
     if (leader) {
@@ -100,7 +100,8 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch, int resume
                                         .job_json = "{}",
                                         .record = sim->store.version ? &sim->store.record : NULL,
                                         .record_version = sim->store.version,
-                                        .resume = resume ? 1 : 0,
+                                        .resume = sim->resumed &&
+                                                  sim->store.version == sim->resumed_version,
                                         .rules_off = sim->rules_off};
     leader->core = core_leader_new(&config, sim->now);
     BL_ASSERT(leader->core);
@@ -137,6 +138,9 @@ static void on_put(struct sim *sim, struct sim_event *event)
         store->record = put->record;
         memset(&put->record, 0, sizeof(put->record));
         store->version++;
+        for (uint32_t i = 0; i < sim->attempt_count; i++) {
+            sim->attempts[i].worded |= sim->attempts[i].id == store->record.committing_attempt;
+        }
         if (store->record.phase == WIRE_PHASE_RUNNING &&
             store->record.generation > store->running_generation) {
             store->running_generation = store->record.generation;
@@ -250,7 +254,7 @@ static void on_commit(struct sim *sim, struct sim_event *event)
         return;
     }
     struct sim_attempt *attempt = attempt_get(sim, commit.attempt, commit.step);
-    sim_check_commit(sim, &commit, attempt);
+    sim_check_commit(sim, &commit, attempt, leader->epoch);
     sim->disk = realloc(sim->disk, (sim->disk_count + 1) * sizeof(*sim->disk));
     BL_ASSERT(sim->disk);
     struct sim_checkpoint *c = &sim->disk[sim->disk_count++];

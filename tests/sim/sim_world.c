@@ -180,13 +180,14 @@ static void sim_ended(struct sim *sim)
     if (sim->verdict == WIRE_VERDICT_STOPPED && sim->profile.stop_resume && !sim->resumed) {
         uint32_t head = sim->head;
         sim->resumed = 1;
+        sim->resumed_version = sim->store.version;
         sim->finished = 0;
         for (uint32_t i = 0; i < sim->leader_count; i++) {
             sim_leader_stop(sim, &sim->leaders[i]);
         }
         sim->ranks_wanted = 1 + (uint32_t)sim_below(sim, sim->profile.ranks);
         sim_trace(sim, "resume with %u ranks", sim->ranks_wanted);
-        sim_leader_start(sim, head, sim->store.epoch, 1);
+        sim_leader_start(sim, head, sim->store.epoch);
         sim_links(sim);
     }
 }
@@ -207,7 +208,7 @@ int sim_run(struct sim *sim)
             i == 0 ? sim->profile.head_ranks
                    : (sim->profile.ranks + sim->profile.nodes - 2) / (sim->profile.nodes - 1) + 1;
     }
-    sim_leader_start(sim, 0, 1, 0);
+    sim_leader_start(sim, 0, 1);
     for (uint32_t i = 0; i < sim->profile.nodes; i++) {
         sim_daemon_start(sim, &sim->nodes[i]);
     }
