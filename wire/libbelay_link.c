@@ -289,7 +289,8 @@ uint64_t lb_link_tick(struct belay *b, uint64_t now_ms, short revents)
 int lb_link_ask(struct belay *b, enum wire_type type, void *question, enum wire_type answer_type,
                 void *answer, int *fd, struct bl_errmsg *msg)
 {
-    uint64_t deadline = lb_now_ms() + (b->load_deadline_ms ? b->load_deadline_ms : LB_JOIN_MS);
+    uint64_t deadline =
+        lb_now_ms() + (b->load_deadline_ms ? b->load_deadline_ms : bl_time_scaled_ms(LB_JOIN_MS));
     struct lb_ask ask = {.answer_type = answer_type, .answer = answer, .fd = -1, .msg = msg};
     int rc = 0;
     pthread_mutex_lock(&b->lock);

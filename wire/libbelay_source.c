@@ -12,9 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 #define SOURCE_CHUNK_BYTES (64ull << 20) /* between two looks at whether to go on */
+
+static uint32_t bulk_ms(void)
+{
+    return (uint32_t)bl_time_scaled_ms(LB_BULK_MS);
+}
 
 void lb_sources_close(struct lb_sources *sources)
 {
@@ -98,9 +104,9 @@ static int bulk_read(const struct belay *b, struct lb_source *source, uint64_t o
     };
     struct wire_bulk_data answer;
     int rc = wire_sock_send(&source->bulk, WIRE_TYPE_BULK_READ, &question, b->plan.generation,
-                            b->incarnation, NULL, 0, LB_BULK_MS, msg);
+                            b->incarnation, NULL, 0, bulk_ms(), msg);
     if (!rc) {
-        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_BULK_DATA, &answer, LB_BULK_MS, msg);
+        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_BULK_DATA, &answer, bulk_ms(), msg);
     }
     if (!rc && answer.rc) {
         rc = bl_err(msg, answer.rc < 0 ? answer.rc : BL_EPROTO, "%s", answer.text);
@@ -110,14 +116,14 @@ static int bulk_read(const struct belay *b, struct lb_source *source, uint64_t o
                     (unsigned long long)bytes);
     }
     if (!rc) {
-        rc = wire_sock_recv_raw(&source->bulk, out, bytes, LB_BULK_MS, msg);
+        rc = wire_sock_recv_raw(&source->bulk, out, bytes, bulk_ms(), msg);
     }
     return rc ? bl_err_in(msg, rc, "bulk read from %s", source->copy->bulk_addr) : 0;
 }
 
 static int remote_connect(const struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
 {
-    int fd = wire_tcp_connect(source->copy->bulk_addr, LB_BULK_MS, msg);
+    int fd = wire_tcp_connect(source->copy->bulk_addr, bulk_ms(), msg);
     if (fd < 0) {
         return fd;
     }
@@ -133,9 +139,9 @@ static int remote_connect(const struct belay *b, struct lb_source *source, struc
     memcpy(hello.build, BELAY_VERSION, sizeof(BELAY_VERSION));
     struct wire_hello answer;
     int rc = wire_sock_send(&source->bulk, WIRE_TYPE_HELLO, &hello, b->plan.generation,
-                            b->incarnation, NULL, 0, LB_BULK_MS, msg);
+                            b->incarnation, NULL, 0, bulk_ms(), msg);
     if (!rc) {
-        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_HELLO, &answer, LB_BULK_MS, msg);
+        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_HELLO, &answer, bulk_ms(), msg);
     }
     if (!rc) {
         wire_hello_free(&answer);
