@@ -19,7 +19,7 @@
 #include "tests/crash/forget.h"
 
 #define OPERATIONS_MAX 500
-#define SEEDS          6 /* and the one that forgets everything */
+#define SEEDS          3 /* and the one that forgets everything */
 
 static char root[256];
 static struct forget forget;
