@@ -178,16 +178,16 @@ cl_helper_pids() {
     done
 }
 
-# cl_events_of NODE SEQ: the events of NODE's daemon after that number, one JSON object a line.
-cl_events_of() {
-    timeout 5 "$CL_BIN/belay" events --since "$2" --json --socket "$(cl_socket "$1")" 2>/dev/null |
-        jq -c --argjson since "$2" '(if type == "object" and has("events") then .events[] else . end)
+# cl_events_since SEQ: the head's events after that number, one JSON object a line.
+cl_events_since() {
+    timeout 5 "$CL_BIN/belay" events --since "$1" --json --socket "$(cl_socket "$(cl_head)")" 2>/dev/null |
+        jq -c --argjson since "$1" '(if type == "object" and has("events") then .events[] else . end)
             | select(.seq > $since)'
 }
 
-# cl_events_since SEQ: those of the head.
-cl_events_since() {
-    cl_events_of "$(cl_head)" "$1"
+# cl_events_of NODE: all that this node's daemon noted itself (a member's answer is the head's).
+cl_events_of() {
+    cat "$CL_DIR/$1/state/events.jsonl"
 }
 
 # cl_events_newest: the newest number.
