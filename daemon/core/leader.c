@@ -29,6 +29,7 @@ static void leader_adopt_plan(struct core_leader *l)
         p->life = LEADER_LIVE;
         p->rank = i;
     }
+    leader_plan_seat(l);
 }
 
 struct core_leader *core_leader_new(const struct core_leader_config *config, uint64_t now_ms)

@@ -17,7 +17,7 @@ static int arena_is_present(const struct core_leader *l, const struct wire_arena
     if (!p) {
         return 0;
     }
-    int is_member = leader_proc_is_member(&l->record.plan, p->incarnation, NULL);
+    int is_member = leader_proc_is_member(l, p);
     return (p->life != LEADER_DEAD || is_member) &&
            (p->report.arena == arena->arena || !is_member || p->report.arena == 0);
 }

@@ -190,8 +190,8 @@ void leader_procs_sweep(struct core_leader *l)
         struct leader_proc *p = &l->procs[i];
         const struct leader_node *node = &l->nodes[p->node];
         int is_named = node->has_report && p->stamp != 0 && p->stamp == node->stamp;
-        int is_gone = p->life == LEADER_DEAD && p->counted && !is_named &&
-                      !leader_proc_is_member(&leader_said(l)->plan, p->incarnation, NULL);
+        int is_gone =
+            p->life == LEADER_DEAD && p->counted && !is_named && !leader_proc_is_member(l, p);
         if (!is_gone) {
             l->procs[kept++] = *p;
         }

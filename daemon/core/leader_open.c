@@ -111,16 +111,12 @@ static int node_has_room(const struct core_leader *l, uint32_t node, uint32_t lo
            load < n->report.ranks_max;
 }
 
-/* Where a rank's former process was, if there is room; else the emptiest node. -1 none. */
-static int fill_node(const struct core_leader *l, uint32_t rank, const uint32_t *loads)
+/* The rank's former node if there is room, else the emptiest. -1 none. */
+static int fill_node(const struct core_leader *l, uint32_t former, const uint32_t *loads)
 {
     int best = -1;
-    for (uint32_t i = 0; i < l->proc_count; i++) {
-        const struct leader_proc *p = &l->procs[i];
-        if (p->rank == rank && (p->life == LEADER_DEAD || p->kill) &&
-            node_has_room(l, p->node, loads[p->node])) {
-            return (int)p->node;
-        }
+    if (former < l->node_count && node_has_room(l, former, loads[former])) {
+        return (int)former;
     }
     for (uint32_t i = 0; i < l->node_count; i++) {
         if (node_has_room(l, i, loads[i]) && (best < 0 || loads[i] < loads[best])) {
@@ -141,13 +137,20 @@ uint32_t leader_fill(struct core_leader *l)
 {
     uint32_t wanted = leader_wanted(l);
     uint8_t *held = core_alloc(wanted, 1);
+    uint32_t *former = core_alloc(wanted, sizeof(*former)); /* node of a rank's dead process */
     uint32_t *loads = core_alloc(l->node_count, sizeof(*loads));
     uint32_t have = 0;
     uint32_t short_of = 0;
 
+    for (uint32_t rank = 0; rank < wanted; rank++) {
+        former[rank] = UINT32_MAX;
+    }
     for (uint32_t i = 0; i < l->proc_count; i++) {
         struct leader_proc *p = &l->procs[i];
         loads[p->node] += p->life != LEADER_DEAD;
+        if (p->life == LEADER_DEAD && p->rank < wanted) {
+            former[p->rank] = p->node;
+        }
         if (!proc_counts(l, p)) {
             continue;
         }
@@ -162,7 +165,7 @@ uint32_t leader_fill(struct core_leader *l)
         if (held[rank]) {
             continue;
         }
-        int node = fill_node(l, rank, loads);
+        int node = fill_node(l, former[rank], loads);
         if (node < 0) {
             short_of = wanted - have;
             break;
@@ -172,6 +175,7 @@ uint32_t leader_fill(struct core_leader *l)
         have++;
     }
     free(held);
+    free(former);
     free(loads);
     return short_of;
 }
@@ -461,6 +465,7 @@ void leader_change_done(struct core_leader *l)
     case LEADER_PLAN: {
         l->phase_ms = l->now_ms;
         l->times.planned_ms = l->now_ms - l->times.cause_ms;
+        leader_plan_seat(l);
         leader_saves_void(l, l->record.plan.step);
         struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_PLANNED);
         e->step = l->record.plan.step;

@@ -9,17 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-int leader_proc_is_member(const struct wire_plan *plan, uint64_t incarnation, uint32_t *ret_rank)
+int leader_proc_is_member(const struct core_leader *l, const struct leader_proc *p)
 {
+    return l->record.plan.world > 0 && p->seat_generation == l->record.plan.generation;
+}
+
+void leader_plan_seat(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
     for (uint32_t i = 0; i < plan->world; i++) {
-        if (plan->members[i].incarnation == incarnation) {
-            if (ret_rank) {
-                *ret_rank = i;
-            }
-            return 1;
+        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (p) {
+            p->seat = i;
+            p->seat_generation = plan->generation;
         }
     }
-    return 0;
 }
 
 struct plan_seat {

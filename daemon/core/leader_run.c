@@ -226,8 +226,7 @@ static uint32_t run_spares(const struct core_leader *l)
     for (uint32_t i = 0; i < l->proc_count; i++) {
         const struct leader_proc *p = &l->procs[i];
         spares += leader_proc_is_reachable(l, p) && !p->refused &&
-                  p->report.state == WIRE_RANK_PARKED &&
-                  !leader_proc_is_member(&l->record.plan, p->incarnation, NULL);
+                  p->report.state == WIRE_RANK_PARKED && !leader_proc_is_member(l, p);
     }
     return spares;
 }
@@ -266,7 +265,7 @@ static void run_spares_keep(struct core_leader *l)
     }
     for (uint32_t i = 0; i < l->proc_count; i++) {
         struct leader_proc *p = &l->procs[i];
-        if (leader_proc_is_member(&l->record.plan, p->incarnation, NULL)) {
+        if (leader_proc_is_member(l, p)) {
             continue;
         }
         if (p->life == LEADER_DEAD && !p->counted) {

@@ -23,6 +23,8 @@ enum leader_life {
 struct leader_proc {
     uint64_t incarnation;
     uint32_t node; /* index */
+    uint32_t seat; /* rank in the plan of seat_generation */
+    uint64_t seat_generation;
     uint32_t rank; /* hint: the rank that it had or is to replace; CORE_NO_RANK none */
     enum leader_life life;
     struct wire_rank_report report; /* newest of its session */
@@ -266,7 +268,10 @@ uint64_t leader_members_elems(const struct core_leader *l);
 /* leader_plan.c */
 void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh);
 void leader_plan_step(struct core_leader *l);
-int leader_proc_is_member(const struct wire_plan *plan, uint64_t incarnation, uint32_t *ret_rank);
+/* Of the plan in the record. */
+int leader_proc_is_member(const struct core_leader *l, const struct leader_proc *p);
+/* Tells the processes of the record's plan so. */
+void leader_plan_seat(struct core_leader *l);
 
 /* leader_run.c */
 void leader_run_begin(struct core_leader *l);

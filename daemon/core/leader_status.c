@@ -48,8 +48,8 @@ static void status_proc(const struct core_leader *l, const struct leader_proc *p
 {
     ret->incarnation = p->incarnation;
     ret->pid = p->pid;
-    ret->rank = p->rank;
-    ret->member = (uint32_t)leader_proc_is_member(&l->record.plan, p->incarnation, &ret->rank);
+    ret->member = (uint32_t)leader_proc_is_member(l, p);
+    ret->rank = ret->member ? p->seat : p->rank;
     ret->state = p->life == LEADER_DEAD ? WIRE_RANK_EXITED : p->report.state;
     ret->beat = p->beat;
     ret->applied_step = p->report.applied_step;

@@ -137,9 +137,10 @@ struct sim_generation { /* what the world knows of a generation, for barriers an
 struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t ranks, nodes, steps, elems, save_every, head_ranks;
     uint32_t loss, repeat, late;
-    uint32_t late_ms; /* at most */
-    uint32_t faults;  /* how many */
-    uint32_t kinds;   /* bits of enum sim_fault */
+    uint32_t late_ms;   /* at most */
+    uint32_t vote_late; /* votes on top of that, up to two seconds */
+    uint32_t faults;    /* how many */
+    uint32_t kinds;     /* bits of enum sim_fault */
     uint32_t engine_fail;
     uint32_t slow; /* factor of a step's time */
     uint32_t stop_resume;
@@ -178,6 +179,7 @@ enum sim_point { /* where an aimed kill hits */
 
 struct sim {
     uint64_t seed, random, now, order;
+    uint64_t delay_next; /* of the next message, on top */
     uint32_t rules_off, verbose;
     struct sim_profile profile;
     struct sim_event *heap;

@@ -219,7 +219,7 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     p->kinds = kinds[sim_below(sim, sizeof(kinds) / sizeof(kinds[0]))] |
                (sim_chance(sim, 300) || p->stop_resume ? SIM_SAVE : 0);
     p->slow = sim_chance(sim, 300) ? 2 + (uint32_t)sim_below(sim, 6) : 1;
-    if (!ranks && !nodes && sim_chance(sim, 60)) {
+    if (!ranks && !nodes && sim_chance(sim, 120)) {
         /* All ranks on nodes that the head does not hear, and spare nodes that it does. */
         p->nodes = 4 + (uint32_t)sim_below(sim, 2);
         p->ranks = 1 + (uint32_t)sim_below(sim, 2);
@@ -229,12 +229,12 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
         p->kinds = SIM_PARTITION;
         p->fault_ms = 3000;
     }
-    if (!ranks && sim_chance(sim, 60)) {
+    if (!ranks && sim_chance(sim, 80)) {
         /* Votes that arrive in the generation after theirs. */
         p->ranks = 3 + (uint32_t)sim_below(sim, 8);
-        p->late = 300;
-        p->late_ms = 700;
-        p->repeat = 100;
+        p->vote_late = 150;
+        p->late = 0;
+        p->loss = 0;
         p->kinds = SIM_AIM | SIM_KILL;
         p->steps = 90;
     }

@@ -404,8 +404,10 @@ static void rank_send_vote(struct sim *sim, struct sim_rank *rank,
     }
     struct sim_rank *to = sim_rank_find(sim, plan->members[effect->to].incarnation);
     if (to && to->alive) {
+        sim->delay_next = sim_chance(sim, sim->profile.vote_late) ? sim_below(sim, 1500) : 0;
         sim_send(sim, rank->node, to->node, on_vote, to->incarnation, 0, 0,
                  vote_copy(&effect->vote), vote_copy, free);
+        sim->delay_next = 0;
     }
 }
 

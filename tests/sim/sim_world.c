@@ -144,7 +144,7 @@ void sim_send(struct sim *sim, uint32_t from, uint32_t to, sim_fn fn, uint64_t a
     const struct sim_profile *p = &sim->profile;
     uint32_t count = sim_can_hear(sim, from, to) && !sim_chance(sim, p->loss);
 
-    count += count && copy && sim_chance(sim, p->repeat);
+    count += count && copy && sim_chance(sim, p->repeat + (sim->delay_next ? 500 : 0));
     if (count == 0 && payload && drop) {
         drop(payload);
     }
@@ -155,7 +155,7 @@ void sim_send(struct sim *sim, uint32_t from, uint32_t to, sim_fn fn, uint64_t a
         if (sim_chance(sim, p->late)) {
             delay += sim_below(sim, p->late_ms);
         }
-        event.time = sim->now + delay;
+        event.time = sim->now + delay + (i ? 0 : sim->delay_next);
         event.payload = i + 1 == count ? payload : copy(payload);
         heap_push(sim, &event);
     }
