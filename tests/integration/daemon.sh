@@ -5,6 +5,9 @@
 # shellcheck source=tests/integration/harness.sh
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
+IT_PACE_MS=40
+STEPS=60
+
 # Lines in metrics.jsonl: progress that needs no daemon.
 metrics_at() {
     [ "$(wc -l 2>/dev/null <"$(cl_metrics)" || echo 0)" -ge "$1" ]

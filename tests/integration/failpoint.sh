@@ -80,7 +80,7 @@ case_replacement_mid_copy() {
 }
 # A survivor dies in its second generation.
 case_survivor_mid_load() {
-    in_recovery mid-load 1 3
+    in_recovery mid-load 1 2
 }
 case_survivor_before_ready() {
     in_recovery before-ready 1 2
@@ -117,7 +117,10 @@ case_commit_renamed() {
 # store HITS...: the head dies at the n-th write of its store, before and after it, and is started
 # again. In each run a rank dies too, so that the writes of a recovery and of saves are among them.
 head_dead() {
-    it_run_ended || ! kill -0 "${CL_PID[node0]}" 2>/dev/null
+    ! kill -0 "${CL_PID[node0]}" 2>/dev/null
+}
+head_dead_or_end() {
+    head_dead || it_run_ended
 }
 store_one() {
     local point=$1 hit=$2
@@ -127,10 +130,10 @@ store_one() {
     it_job 2
     it_cluster node0
     cl_run "$JOB_FILE"
-    it_wait 20 "$point $hit, or the end" head_dead
-    if ! it_run_ended; then
+    it_wait 20 "$point $hit, or the end" head_dead_or_end
+    if head_dead || { [ "$(cl_run_code)" != 0 ] && it_wait 5 "the head's end" head_dead; }; then
         acted "$point" || it_fail "the head died before $point $hit"
-        wait "${CL_PID[node0]}" 2>/dev/null
+        { wait "${CL_PID[node0]}"; } 2>/dev/null
         it_node node0
     fi
     it_wait 30 "the end of the run after $point $hit" it_over_or_again
@@ -144,7 +147,7 @@ store_one() {
 # The run is over, whoever may have been told. A `belay run` whose submission was cut off may be
 # given again: then it is taken up, or is running already.
 it_over_or_again() {
-    [ "$(it_status .verdict)" = finished ] && return 0
+    [ "$(it_status .verdict)" = done ] && return 0
     if it_run_ended && [ "$(cl_run_code)" != 0 ] && [ "$(it_status '.name // empty')" = "" ]; then
         cl_run "$JOB_FILE"
     fi

@@ -159,14 +159,28 @@ it_step_is() {
     step=$(it_step) && [ -n "$step" ] && [ "$step" -ge "$1" ]
 }
 
-# Has this event been told since IT_SEQ? it_event NAME [JQ CONDITION]
-it_event() {
-    cl_events_since "$IT_SEQ" | jq -es --arg name "$1" "any(.name == \$name and (${2:-true}))" >/dev/null
+# it_events NODE...: all that these daemons told, from their files: a restart does not matter.
+it_events() {
+    local node
+    for node in "$@"; do
+        cat "$CL_DIR/$node/state/events.jsonl.1" "$CL_DIR/$node/state/events.jsonl" 2>/dev/null
+    done
 }
 
-# it_event_count NAME [JQ CONDITION]: over the whole run.
+it_events_newest() {
+    it_events "$(cl_head)" | jq -rs 'last.seq // 0'
+}
+
+# Has the head told this event since IT_SEQ? it_event NAME [JQ CONDITION]
+it_event() {
+    it_events "$(cl_head)" | jq -es --arg name "$1" --argjson seq "$IT_SEQ" \
+        "any(.seq > \$seq and .name == \$name and (${2:-true}))" >/dev/null
+}
+
+# it_event_count NAME [JQ CONDITION]: over the whole run, all daemons.
 it_event_count() {
-    cl_events_since 0 | jq -rs --arg name "$1" "[.[] | select(.name == \$name and (${2:-true}))] | length"
+    it_events "${CL_NODES[@]}" |
+        jq -rs --arg name "$1" "[.[] | select(.name == \$name and (${2:-true}))] | length"
 }
 
 # --- daemons and the job ----------------------------------------------------------------------
@@ -245,7 +259,7 @@ it_rank_pids() {
 }
 
 it_before() {
-    IT_SEQ=$(cl_events_newest)
+    IT_SEQ=$(it_events_newest)
     IT_PIDS=$(it_rank_pids)
 }
 
@@ -279,7 +293,7 @@ it_survivors() {
 # it_lost STEPS: at most so many steps were done again in any recovery.
 it_lost() {
     local lost
-    lost=$(cl_events_since 0 | jq -rs '[.[] | select(.name == "RECOVERED") | .fields.count // 0] | max // 0')
+    lost=$(it_events "${CL_NODES[@]}" | jq -rs '[.[] | select(.name == "RECOVERED") | .fields.count // 0] | max // 0')
     [ "$lost" -le "$1" ] || it_fail "$lost steps were lost, not $1 at most"
 }
 

@@ -5,6 +5,9 @@
 # shellcheck source=tests/integration/harness.sh
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
+IT_PACE_MS=40
+STEPS=60
+
 NODES=2
 
 metrics_at() {
@@ -127,7 +130,7 @@ case_all_die() {
     it_verify
 }
 it_finished() {
-    [ "$(it_status .verdict)" = finished ]
+    [ "$(it_status .verdict)" = done ]
 }
 
 # A node that comes late is taken in.

@@ -5,6 +5,9 @@
 # shellcheck source=tests/integration/harness.sh
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
+IT_PACE_MS=40
+STEPS=60
+
 # Rank 1 of three gets a signal at step 10.
 signalled() {
     it_begin 3 node0
@@ -54,7 +57,7 @@ case_asks_to_be_started_again() {
 
 stacks_saved() {
     local file
-    file=$(cl_events_since "$IT_SEQ" | jq -rs '[.[] | select(.name == "STACKS_SAVED") | .fields.path] | first // empty')
+    file=$(it_events node0 | jq -rs '[.[] | select(.name == "STACKS_SAVED") | .fields.path] | first // empty')
     [ -n "$file" ] && [ -s "$file" ]
 }
 
