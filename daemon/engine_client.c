@@ -2,6 +2,7 @@
 #include "daemon/engine_client.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,8 +265,9 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal_numb
           (int)status, signal_number);
     conn_close(engine->conn);
     engine->conn = NULL;
-    fail_all(engine, "the checkpoint engine ended");
+    /* Armed before the failures are told: a save that is tried again revives it at once. */
     uv_timer_start(engine->restart, on_restart, ENGINE_RESTART_MS, 0);
+    fail_all(engine, "the checkpoint engine ended");
 }
 
 static int engine_spawn(struct engine *engine, int fd)
@@ -370,10 +372,29 @@ static void root_fill(const struct run *run, uint32_t index, int create,
     ret->reserve_bytes = create ? ENGINE_RESERVE_BYTES : 0;
 }
 
+/* A question does not wait for the timer: without an engine, another is started at once. One whose
+ * end was seen on the socket but not yet as a process is left to die by itself. */
+static void engine_revive(struct engine *engine)
+{
+    if (engine->process) {
+        uv_process_kill(engine->process, SIGKILL);
+        engine->process->data = NULL;
+        engine->process = NULL;
+        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d", engine->pid, 0,
+              SIGKILL);
+    }
+    uv_timer_stop(engine->restart);
+    engine_start(engine);
+}
+
 static void ask(struct engine *engine, struct pending *pending, enum wire_type type,
                 const void *message, const int *fds, uint32_t fd_count)
 {
     struct pending copy = *pending;
+
+    if (!engine->conn) {
+        engine_revive(engine);
+    }
     int rc = engine->conn ? conn_send(engine->conn, type, message, 0, fds, fd_count) : -EPIPE;
 
     if (rc != 0) {
