@@ -26,6 +26,8 @@
 #define LB_JOIN_MS           20000 /* belay_join gives up: no daemon answers */
 #define LB_HELLO_MS          10000 /* for a daemon that accepted to say hello */
 #define LB_BULK_MS           20000 /* without any byte of a bulk read */
+#define LB_BULK_KEY_MS       3000  /* for a node that does not know our generation's key yet */
+#define LB_BULK_PAUSE_MS     20    /* between two such questions */
 #define LB_PEERS_MAX         64    /* vote connections: 9 neighbours each way, strangers */
 #define LB_STRANGER_MS       5000  /* for a vote connection to say hello */
 #define LB_SLOTS             3
@@ -165,19 +167,26 @@ void *lb_seal_main(void *arg);
 /* ---- libbelay_load.c, libbelay_source.c ---- */
 void lb_arena_close(struct lb_arena *arena);
 
+struct lb_bulk {           /* the connection to a node's bulk port; all its sources share it */
+    const char *addr;      /* view of the plan */
+    struct wire_sock sock; /* fd -1: not connected (any more) */
+};
+
 struct lb_source {                /* a sealed slot of (line, step) that somebody holds */
     const struct wire_copy *copy; /* view of the plan */
     struct bl_extent_list list;   /* owned */
     void *map;                    /* whole arena, or NULL for a remote one */
     size_t bytes;
     int owned_map;
-    uint64_t slot_offset;  /* of the slot in the arena */
-    struct wire_sock bulk; /* of a remote one; fd -1 before */
+    uint64_t slot_offset; /* of the slot in the arena */
+    struct lb_bulk *bulk; /* of a remote one */
 };
 
 struct lb_sources {
-    struct lb_source *items; /* owned */
+    struct lb_source *items; /* owned; room for all copies of the plan */
     uint32_t count;
+    struct lb_bulk *bulks; /* owned; the same room */
+    uint32_t bulk_count;
 };
 
 /* Opens the plan's copies: those in this node's memory (remote 0) or elsewhere (remote 1, at most

@@ -17,6 +17,12 @@
 
 #define SOURCE_CHUNK_BYTES (64ull << 20) /* between two looks at whether to go on */
 
+/* Errors that end a load at once instead of passing over one source. */
+static int is_end(int rc)
+{
+    return rc == BL_EGEN || rc == BL_ESTOPPED || rc == BL_ECONFIG || rc == -ENOMEM;
+}
+
 static uint32_t bulk_ms(void)
 {
     return (uint32_t)bl_time_scaled_ms(LB_BULK_MS);
@@ -30,9 +36,12 @@ void lb_sources_close(struct lb_sources *sources)
         if (source->owned_map) {
             bl_mem_free(source->map, source->bytes);
         }
-        wire_sock_close(&source->bulk);
+    }
+    for (uint32_t i = 0; i < sources->bulk_count; i++) {
+        wire_sock_close(&sources->bulks[i].sock);
     }
     free(sources->items);
+    free(sources->bulks);
     memset(sources, 0, sizeof(*sources));
 }
 
@@ -91,43 +100,13 @@ static int local_open(struct belay *b, struct lb_source *source, struct bl_errms
 
 /* ---- other nodes ---- */
 
-static int bulk_read(const struct belay *b, struct lb_source *source, uint64_t offset,
-                     uint64_t bytes, void *out, struct bl_errmsg *msg)
+static int bulk_connect(const struct belay *b, struct lb_bulk *bulk, struct bl_errmsg *msg)
 {
-    struct wire_bulk_read question = {
-        .run = b->run,
-        .generation = b->plan.generation,
-        .key = {b->plan.comm_key[0], b->plan.comm_key[1]},
-        .arena = source->copy->arena,
-        .offset = offset,
-        .bytes = bytes,
-    };
-    struct wire_bulk_data answer;
-    int rc = wire_sock_send(&source->bulk, WIRE_TYPE_BULK_READ, &question, b->plan.generation,
-                            b->incarnation, NULL, 0, bulk_ms(), msg);
-    if (!rc) {
-        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_BULK_DATA, &answer, bulk_ms(), msg);
-    }
-    if (!rc && answer.rc) {
-        rc = bl_err(msg, answer.rc < 0 ? answer.rc : BL_EPROTO, "%s", answer.text);
-    }
-    if (!rc && answer.bytes != bytes) {
-        rc = bl_err(msg, BL_EPROTO, "%llu bytes instead of %llu", (unsigned long long)answer.bytes,
-                    (unsigned long long)bytes);
-    }
-    if (!rc) {
-        rc = wire_sock_recv_raw(&source->bulk, out, bytes, bulk_ms(), msg);
-    }
-    return rc ? bl_err_in(msg, rc, "bulk read from %s", source->copy->bulk_addr) : 0;
-}
-
-static int remote_connect(const struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
-{
-    int fd = wire_tcp_connect(source->copy->bulk_addr, bulk_ms(), msg);
+    int fd = wire_tcp_connect(bulk->addr, bulk_ms(), msg);
     if (fd < 0) {
         return fd;
     }
-    wire_sock_init(&source->bulk, fd);
+    wire_sock_init(&bulk->sock, fd);
     struct wire_hello hello = {
         .version = WIRE_FRAME_VERSION,
         .role = WIRE_ROLE_BULK,
@@ -138,10 +117,10 @@ static int remote_connect(const struct belay *b, struct lb_source *source, struc
     memcpy(hello.node, b->node, sizeof(hello.node));
     memcpy(hello.build, BELAY_VERSION, sizeof(BELAY_VERSION));
     struct wire_hello answer;
-    int rc = wire_sock_send(&source->bulk, WIRE_TYPE_HELLO, &hello, b->plan.generation,
+    int rc = wire_sock_send(&bulk->sock, WIRE_TYPE_HELLO, &hello, b->plan.generation,
                             b->incarnation, NULL, 0, bulk_ms(), msg);
     if (!rc) {
-        rc = wire_sock_expect(&source->bulk, WIRE_TYPE_HELLO, &answer, bulk_ms(), msg);
+        rc = wire_sock_expect(&bulk->sock, WIRE_TYPE_HELLO, &answer, bulk_ms(), msg);
     }
     if (!rc) {
         wire_hello_free(&answer);
@@ -149,15 +128,98 @@ static int remote_connect(const struct belay *b, struct lb_source *source, struc
     return rc;
 }
 
-/* Reads header and table into memory that has the whole arena's addresses but not its pages, so
- * that one reader serves both kinds. */
-static int remote_open(const struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
+/* One question and its answer. *ret_refused: the error is the server's answer, and the connection
+ * is still good. */
+static int bulk_ask(const struct belay *b, struct lb_bulk *bulk,
+                    const struct wire_bulk_read *question, void *out, int *ret_refused,
+                    struct bl_errmsg *msg)
+{
+    struct wire_bulk_data answer;
+    int rc = wire_sock_send(&bulk->sock, WIRE_TYPE_BULK_READ, question, b->plan.generation,
+                            b->incarnation, NULL, 0, bulk_ms(), msg);
+    if (!rc) {
+        rc = wire_sock_expect(&bulk->sock, WIRE_TYPE_BULK_DATA, &answer, bulk_ms(), msg);
+    }
+    if (!rc && answer.rc) {
+        *ret_refused = 1; /* our own ends are not for another to call */
+        return bl_err(msg, answer.rc > 0 || is_end(answer.rc) ? BL_EPROTO : answer.rc, "%s",
+                      answer.text);
+    }
+    if (!rc && answer.bytes != question->bytes) {
+        return bl_err(msg, BL_EPROTO, "%llu bytes instead of %llu",
+                      (unsigned long long)answer.bytes, (unsigned long long)question->bytes);
+    }
+    return rc ? rc : wire_sock_recv_raw(&bulk->sock, out, question->bytes, bulk_ms(), msg);
+}
+
+/* Waits a little; an error when this generation is over. */
+static int bulk_pause(struct belay *b)
+{
+    pthread_mutex_lock(&b->lock);
+    lb_wait(b, lb_now_ms() + LB_BULK_PAUSE_MS);
+    int rc = lb_over(b);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+/* A connection that broke (the server sends idle readers away) is made anew, once. A node that does
+ * not know this generation's key yet will hear of it in a moment. */
+static int bulk_read(struct belay *b, struct lb_source *source, uint64_t offset, uint64_t bytes,
+                     void *out, struct bl_errmsg *msg)
+{
+    struct lb_bulk *bulk = source->bulk;
+    struct wire_bulk_read question = {
+        .run = b->run,
+        .generation = b->plan.generation,
+        .key = {b->plan.comm_key[0], b->plan.comm_key[1]},
+        .arena = source->copy->arena,
+        .offset = offset,
+        .bytes = bytes,
+    };
+    uint64_t patience = lb_now_ms() + bl_time_scaled_ms(LB_BULK_KEY_MS);
+    int anew = bulk->sock.fd < 0; /* this connection is the second try already */
+    for (;;) {
+        int refused = 0;
+        int rc = bulk->sock.fd >= 0 ? 0 : bulk_connect(b, bulk, msg);
+        if (!rc) {
+            rc = bulk_ask(b, bulk, &question, out, &refused, msg);
+        }
+        if (!rc) {
+            return 0;
+        }
+        if (!refused) {
+            wire_sock_close(&bulk->sock);
+        }
+        int again = refused ? rc == -EACCES && lb_now_ms() < patience : !anew;
+        anew |= !refused;
+        int over = again && refused ? bulk_pause(b) : 0;
+        if (over) {
+            return over;
+        }
+        if (!again) {
+            return bl_err_in(msg, rc, "bulk read from %s", bulk->addr);
+        }
+    }
+}
+
+static struct lb_bulk *bulk_of(struct lb_sources *sources, const char *addr)
+{
+    for (uint32_t i = 0; i < sources->bulk_count; i++) {
+        if (!strcmp(sources->bulks[i].addr, addr)) {
+            return &sources->bulks[i];
+        }
+    }
+    struct lb_bulk *bulk = &sources->bulks[sources->bulk_count++];
+    bulk->addr = addr;
+    bulk->sock.fd = -1;
+    return bulk;
+}
+
+/* Reads header and table; where the slot lies is known by them. */
+static int remote_open(struct belay *b, struct lb_source *source, struct bl_errmsg *msg)
 {
     struct wire_arena_header header;
-    int rc = remote_connect(b, source, msg);
-    if (!rc) {
-        rc = bulk_read(b, source, 0, sizeof(header), &header, msg);
-    }
+    int rc = bulk_read(b, source, 0, sizeof(header), &header, msg);
     if (rc) {
         return rc;
     }
@@ -192,17 +254,13 @@ static int source_is_open(const struct lb_sources *sources, const struct wire_co
     return 0;
 }
 
-static int is_end(int rc)
-{
-    return rc == BL_EGEN || rc == BL_ESTOPPED || rc == BL_ECONFIG || rc == -ENOMEM;
-}
-
 int lb_sources_open(struct belay *b, struct lb_sources *sources, int remote, struct bl_errmsg *msg)
 {
     int left = remote ? remote : INT32_MAX;
     if (!sources->items) {
         sources->items = calloc(b->plan.copy_count + 1u, sizeof(*sources->items));
-        if (!sources->items) {
+        sources->bulks = calloc(b->plan.copy_count + 1u, sizeof(*sources->bulks));
+        if (!sources->items || !sources->bulks) {
             return bl_err(msg, -ENOMEM, "out of memory for %u copies", b->plan.copy_count);
         }
     }
@@ -215,7 +273,7 @@ int lb_sources_open(struct belay *b, struct lb_sources *sources, int remote, str
         struct lb_source *source = &sources->items[sources->count];
         memset(source, 0, sizeof(*source));
         source->copy = copy;
-        source->bulk.fd = -1;
+        source->bulk = local ? NULL : bulk_of(sources, copy->bulk_addr);
         int rc = local ? local_open(b, source, msg) : remote_open(b, source, msg);
         sources->count++; /* also a failed one: it is not tried again, and closed with the others */
         left--;

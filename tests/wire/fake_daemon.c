@@ -347,8 +347,18 @@ static void bulk_frame(struct fake *fake, struct wire_sock *sock, const struct w
     assert_non_null(arena);
     assert_memory_equal(question.key, fake->plan.comm_key, sizeof(question.key));
     assert_true(question.offset + question.bytes <= arena->bytes);
-    fake->bulk_reads++;
+    if (++fake->bulk_reads == 4) { /* sent away in the middle: it comes back */
+        wire_sock_close(sock);
+        return;
+    }
     struct wire_bulk_data answer = {.bytes = question.bytes};
+    if (fake->bulk_denials > 0) {
+        fake->bulk_denials--;
+        answer.rc = -EACCES;
+        assert_int_equal(
+            wire_sock_send(sock, WIRE_TYPE_BULK_DATA, &answer, 0, 1, NULL, 0, 1000, NULL), 0);
+        return;
+    }
     assert_int_equal(wire_sock_send(sock, WIRE_TYPE_BULK_DATA, &answer, 0, 1, NULL, 0, 1000, NULL),
                      0);
     const char *from = (const char *)arena->map + question.offset;

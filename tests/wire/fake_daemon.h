@@ -73,6 +73,7 @@ struct fake {
     const char *fail; /* BELAY_FAIL of ranks started from now on; NULL none */
     int foreign;      /* ranks started from now on have another function id */
     int hang_ups;     /* so many questions are answered by closing the connection */
+    int bulk_denials; /* so many bulk reads are told that the key is unknown */
     int refusals;     /* so many arenas are refused for want of memory */
 };
 

@@ -203,11 +203,13 @@ static void test_copies_of_another_node_are_read_in_ranges(void **state)
     fake_generation_run(&fake);
     fake_until(&fake, all_applied, 7, "step 7");
     fake.copies_remote = 1;
+    fake.bulk_denials = 7;
     fake_kill(&fake, 0);
     fake_generation_open(&fake);
     fake_generation_run(&fake);
     assert_int_equal(fake.plan.step, 7);
     assert_true(fake.bulk_reads > 0);
+    assert_int_equal(fake.bulk_denials, 0);
     assert_int_equal(fake.copy_opens, 0);
     finish();
 }
