@@ -211,6 +211,7 @@ static void report_arenas_merge(struct wire_report *was, struct wire_report *is)
         struct wire_arena_info *arena = &is->arenas[i];
         for (uint32_t k = 0; arena->extents.extent_count == 0 && k < was->arena_count; k++) {
             if (was->arenas[k].arena == arena->arena) {
+                bl_extent_list_close(&arena->extents); /* empty lists may own memory too */
                 arena->extents = was->arenas[k].extents;
                 memset(&was->arenas[k].extents, 0, sizeof(was->arenas[k].extents));
             }
