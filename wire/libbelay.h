@@ -26,6 +26,7 @@
 #define LB_JOIN_MS           20000 /* belay_join gives up: no daemon answers */
 #define LB_HELLO_MS          10000 /* for a daemon that accepted to say hello */
 #define LB_BULK_MS           20000 /* without any byte of a bulk read */
+#define LB_BULK_BREAKS       2     /* of the connection, within one read */
 #define LB_BULK_KEY_MS       3000  /* for a node that does not know our generation's key yet */
 #define LB_BULK_PAUSE_MS     20    /* between two such questions */
 #define LB_PEERS_MAX         64    /* vote connections: 9 neighbours each way, strangers */

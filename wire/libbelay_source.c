@@ -162,7 +162,7 @@ static int bulk_pause(struct belay *b)
     return rc;
 }
 
-/* A connection that broke (the server sends idle readers away) is made anew, once. A node that does
+/* A connection that broke (the server sends idle readers away) is made anew. A node that does
  * not know this generation's key yet will hear of it in a moment. */
 static int bulk_read(struct belay *b, struct lb_source *source, uint64_t offset, uint64_t bytes,
                      void *out, struct bl_errmsg *msg)
@@ -177,7 +177,7 @@ static int bulk_read(struct belay *b, struct lb_source *source, uint64_t offset,
         .bytes = bytes,
     };
     uint64_t patience = lb_now_ms() + bl_time_scaled_ms(LB_BULK_KEY_MS);
-    int anew = bulk->sock.fd < 0; /* this connection is the second try already */
+    int breaks = 0;
     for (;;) {
         int refused = 0;
         int rc = bulk->sock.fd >= 0 ? 0 : bulk_connect(b, bulk, msg);
@@ -190,8 +190,8 @@ static int bulk_read(struct belay *b, struct lb_source *source, uint64_t offset,
         if (!refused) {
             wire_sock_close(&bulk->sock);
         }
-        int again = refused ? rc == -EACCES && lb_now_ms() < patience : !anew;
-        anew |= !refused;
+        breaks += !refused;
+        int again = refused ? rc == -EACCES && lb_now_ms() < patience : breaks <= LB_BULK_BREAKS;
         int over = again && refused ? bulk_pause(b) : 0;
         if (over) {
             return over;
