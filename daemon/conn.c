@@ -205,9 +205,8 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     struct wire_frame frame;
     struct bl_errmsg msg = {{0}};
 
-    if (status < 0) {
-        conn_fail(conn, status, NULL);
-        return;
+    if (status < 0) { /* libuv's word for POLLERR: reading tells what it is */
+        events = UV_READABLE;
     }
     int rc = conn->broken;
 

@@ -340,8 +340,9 @@ static void on_connecting(uv_poll_t *poll, int status, int events)
 {
     struct control *control = poll->data;
     int fd = control->connecting_fd;
-    int rc = status < 0 ? status : wire_tcp_connected(fd);
+    int rc = wire_tcp_connected(fd); /* says more than the status, which libuv makes of POLLERR */
 
+    (void)status;
     (void)events;
     uv_poll_stop(poll);
     uv_close((uv_handle_t *)poll, on_freed);

@@ -142,6 +142,7 @@ struct bl_job *run_job_parse(const char *json, struct bl_errmsg *msg);
 /* ---- member_edge.c ---- */
 
 void member_edge_effects(struct run *run, int *ret_any);
+const char *member_edge_verdict(enum wire_verdict verdict); /* "finished", "stopped", ... */
 /* Reads all slot headers and tells the machine. */
 void member_edge_arenas(struct run *run);
 void member_edge_beat(struct run *run); /* pages, arenas */
@@ -165,6 +166,8 @@ void proc_adopt(struct run *run, uint64_t incarnation, uint32_t rank);
 /* Keeps or drops an arena's duplicate in the shim of its rank. */
 void proc_keep(struct run *run, struct arena *arena);
 void proc_drop(struct run *run, uint64_t incarnation, uint64_t arena);
+/* The run is over: all shims may go, with what is left of their ranks. */
+void proc_release_all(struct run *run);
 /* Detaches from all shims without a word: ranks go on. */
 void proc_detach_all(struct run *run);
 void proc_free(struct proc *proc);

@@ -74,6 +74,8 @@ static void leader_finished(struct run *run, enum wire_verdict verdict)
 {
     run->verdict = verdict;
     leader_edge_close(run);
+    event(run->daemon->events, EVENT_JOB_ENDED, "job=%s verdict=%s", run->name,
+          member_edge_verdict(verdict));
     run_close(run); /* in the pump: when it is through */
 }
 

@@ -97,14 +97,21 @@ static void drop_arena(struct run *run, uint64_t id)
     }
 }
 
-static void member_done(struct run *run, enum wire_verdict verdict)
+const char *member_edge_verdict(enum wire_verdict verdict)
 {
     static const char *const names[] = {"none",        "finished",    "stopped",
                                         "save-failed", "no-progress", "refused"};
 
-    event(run->daemon->events, EVENT_JOB_ENDED, "job=%s verdict=%s", run->name, names[verdict]);
-    run->verdict = verdict;
+    return names[verdict];
+}
+
+/* On the head its leader has the last word: it waits for the other nodes too. */
+static void member_done(struct run *run, enum wire_verdict verdict)
+{
     if (!run->leader) {
+        event(run->daemon->events, EVENT_JOB_ENDED, "job=%s verdict=%s", run->name,
+              member_edge_verdict(verdict));
+        run->verdict = verdict;
         run_close(run);
     }
 }

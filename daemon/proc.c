@@ -662,20 +662,11 @@ void proc_kill(struct run *run, uint64_t incarnation, int stacks)
     }
 }
 
-/* The shim stays as long as it keeps memory that may still be wanted by a daemon to come. */
-void proc_release(struct run *run, uint64_t incarnation)
+static void release_send(struct proc *proc)
 {
-    struct proc *proc = proc_find(run, incarnation);
-    struct wire_shim_release release = {.kill = 0};
+    struct wire_shim_release release = {.kill = proc->state != PROC_EXITED};
     char path[1200];
 
-    if (!proc || proc->state != PROC_EXITED) {
-        return;
-    }
-    proc->released = 1;
-    if (arena_count_of(run, incarnation) > 0) {
-        return;
-    }
     if (proc->shim_conn) {
         BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_SHIM_RELEASE, &release, 0, NULL, 0) != 0,
                   "it leaves by itself when its socket is gone");
@@ -683,6 +674,27 @@ void proc_release(struct run *run, uint64_t incarnation)
     proc_path(proc, "sock", path, sizeof(path));
     unlink(path);
     proc_free(proc);
+}
+
+/* The shim stays as long as it keeps memory that may still be wanted by a daemon to come. */
+void proc_release(struct run *run, uint64_t incarnation)
+{
+    struct proc *proc = proc_find(run, incarnation);
+
+    if (!proc || proc->state != PROC_EXITED) {
+        return;
+    }
+    proc->released = 1;
+    if (arena_count_of(run, incarnation) == 0) {
+        release_send(proc);
+    }
+}
+
+void proc_release_all(struct run *run)
+{
+    while (run->proc_count > 0) {
+        release_send(run->procs[0]);
+    }
 }
 
 void proc_detach_all(struct run *run)

@@ -241,10 +241,12 @@ void run_close(struct run *run)
             daemon->runs[i] = daemon->runs[--daemon->run_count];
         }
     }
-    if (!daemon->stopping) {
+    if (daemon->stopping) {
+        proc_detach_all(run);
+    } else {
         run_forget(run);
+        proc_release_all(run);
     }
-    proc_detach_all(run);
     while (run->arena_count > 0) {
         run->arenas[0].is_kept = 0;
         arena_drop(run, run->arenas[0].id);
