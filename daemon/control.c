@@ -110,10 +110,13 @@ static int peer_hello(struct peer *peer, const struct wire_frame *frame)
         bl_log(BL_LOG_ERROR, "control", "refused: a peer that calls itself '%s'", hello.node);
         rc = BL_EPROTO;
     } else if (hello.head_epoch > daemon->head_epoch) {
-        event(daemon->events, EVENT_OLD_HEAD, "head=%s epoch=%llu newest=%llu", daemon->config.name,
-              (unsigned long long)daemon->head_epoch, (unsigned long long)hello.head_epoch);
         hello_send(daemon, peer->conn); /* so that it knows with whom it speaks */
+        BL_IGNORE(daemon->is_head && promote_depose(daemon, hello.head_epoch, hello.addr) != 0,
+                  "then it is told again by the next one");
         rc = BL_ECONFLICT;
+    } else if (!daemon->is_head) {
+        hello_send(daemon, peer->conn); /* a promoted head that calls, or a wrong --head */
+        rc = -ECONNREFUSED;
     } else {
         struct peer *old = peer_find(peer->control, hello.node);
 
@@ -173,8 +176,10 @@ static void on_peer_message(struct conn *conn, void *arg, const struct wire_fram
         char node[WIRE_NODE_MAX];
 
         snprintf(node, sizeof(node), "%s", peer->node);
-        bl_log(BL_LOG_WARN, "control", "%s of %s: %s", wire_type_name(frame->type), node,
-               bl_strerror(rc));
+        if (rc != BL_ECONFLICT && rc != -ECONNREFUSED) { /* these are told elsewhere */
+            bl_log(BL_LOG_WARN, "control", "%s of %s: %s", wire_type_name(frame->type), node,
+                   bl_strerror(rc));
+        }
         tool_link_gone(daemon, conn);
         conn_close(conn);
         peer_free(peer);
@@ -336,6 +341,35 @@ static void on_head_closed(struct conn *conn, void *arg, const char *text)
 
 static const struct conn_ops head_ops = {on_head_message, on_head_closed};
 
+/* ---- a promoted head that calls the old one ---- */
+
+static void on_old_message(struct conn *conn, void *arg, const struct wire_frame *frame)
+{
+    struct control *control = arg;
+    struct wire_hello hello;
+
+    if (frame->type == WIRE_TYPE_HELLO &&
+        wire_hello_decode(&hello, frame->payload, frame->payload_bytes, NULL) == 0) {
+        if (hello.head_epoch >= control->daemon->head_epoch) {
+            uv_timer_stop(control->retry); /* it knows */
+        }
+        wire_hello_free(&hello);
+    }
+    conn_close(conn);
+    control->head = NULL;
+}
+
+static void on_old_closed(struct conn *conn, void *arg, const char *text)
+{
+    struct control *control = arg;
+
+    (void)conn;
+    (void)text;
+    control->head = NULL;
+}
+
+static const struct conn_ops old_ops = {on_old_message, on_old_closed};
+
 static void on_connecting(uv_poll_t *poll, int status, int events)
 {
     struct control *control = poll->data;
@@ -349,13 +383,13 @@ static void on_connecting(uv_poll_t *poll, int status, int events)
     control->connecting = NULL;
     if (rc != 0) {
         close(fd);
-        if (!control->head_told_away) {
+        if (!control->head_told_away && !control->daemon->is_head) {
             head_lost(control, bl_strerror(rc));
         }
         return;
     }
-    control->head =
-        conn_new(control->daemon->loop, fd, control->daemon->incarnation, &head_ops, control);
+    control->head = conn_new(control->daemon->loop, fd, control->daemon->incarnation,
+                             control->daemon->is_head ? &old_ops : &head_ops, control);
     if (control->head) {
         hello_send(control->daemon, control->head);
     }
@@ -366,13 +400,13 @@ static void on_retry(uv_timer_t *timer)
     struct control *control = timer->data;
     struct bl_errmsg msg = {{0}};
 
-    if (control->head || control->connecting || control->daemon->is_head) {
+    if (control->head || control->connecting) {
         return;
     }
     int fd = wire_tcp_connect_begin(control->daemon->config.head, &msg);
 
     if (fd < 0) {
-        if (!control->head_told_away) {
+        if (!control->head_told_away && !control->daemon->is_head) {
             head_lost(control, msg.text);
         }
         return;
@@ -386,6 +420,17 @@ static void on_retry(uv_timer_t *timer)
 }
 
 /* ---- both ---- */
+
+void control_head_seek(struct daemon *daemon)
+{
+    struct control *control = daemon->control;
+    uint64_t every = bl_time_scaled_ms(CONTROL_RETRY_MS);
+
+    conn_close(control->head);
+    control->head = NULL;
+    control->head_greeted = 0;
+    uv_timer_start(control->retry, on_retry, every, every);
+}
 
 struct conn *control_head(struct daemon *daemon)
 {
@@ -449,7 +494,7 @@ int control_open(struct daemon *daemon, struct bl_errmsg *msg)
     uv_poll_start(control->listener, UV_READABLE, on_accept);
     uv_timer_init(daemon->loop, control->retry);
     control->retry->data = control;
-    if (!daemon->is_head) {
+    if (daemon->config.head[0]) {
         uv_timer_start(control->retry, on_retry, 1, bl_time_scaled_ms(CONTROL_RETRY_MS));
     }
     daemon->control = control;

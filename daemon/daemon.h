@@ -231,6 +231,8 @@ void control_send_report(struct daemon *daemon, const struct wire_report *report
 /* To a node; dropped when it is not connected. */
 void control_send_directive(struct daemon *daemon, const char *node,
                             const struct wire_directive *directive);
+/* Whom to call at config.head has changed: as a member its head, as a promoted head the old one. */
+void control_head_seek(struct daemon *daemon);
 /* The connection to the head, or NULL. */
 struct conn *control_head(struct daemon *daemon);
 /* Names of connected nodes, this one first; returns how many. */
@@ -251,7 +253,15 @@ void submit_request(struct daemon *daemon, const char *args, struct conn *conn,
 void submit_gone(struct daemon *daemon, struct conn *conn); /* nobody waits there any more */
 /* Takes up all runs of the store that are not over: the head's start, and a promotion. */
 BL_MUST_CHECK int submit_load(struct daemon *daemon, struct bl_errmsg *msg);
+
+/* ---- promote.c ---- */
+
 /* `belay promote` on this daemon: becomes the head, with a higher epoch. */
 void promote_request(struct daemon *daemon, struct conn *conn, const uint64_t id[2]);
+/* At the start: is this daemon the head, by its configuration, a promotion or a deposition? */
+void promote_load(struct daemon *daemon);
+/* The daemon at `addr` leads with a newer epoch: this one becomes its member. Not from inside
+ * run_pump. -EINVAL when the address cannot be used: nothing changes. */
+int promote_depose(struct daemon *daemon, uint64_t epoch, const char *addr);
 
 #endif

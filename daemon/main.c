@@ -186,6 +186,7 @@ static int daemon_start(struct daemon *daemon, struct bl_errmsg *msg)
     char path[1100];
     int rc = state_lock(daemon, msg);
 
+    promote_load(daemon);
     epoch_load(daemon);
     rc = rc ? rc : events_open(&daemon->events, daemon->config.state_dir, daemon->config.name, msg);
     snprintf(path, sizeof(path), "%s/store.db", daemon->config.state_dir);
@@ -248,7 +249,6 @@ int main(int argc, char **argv)
     daemon.loop = uv_default_loop();
     daemon.incarnation = bl_random_u64() | 1;
     daemon.started_ms = daemon_now_ms();
-    daemon.is_head = daemon.config.head[0] == '\0';
     handles_start(&daemon, &handles);
     rc = daemon_start(&daemon, &msg);
     if (rc != 0) {

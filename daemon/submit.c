@@ -207,6 +207,15 @@ static int binary_check(struct submit *submit, struct bl_errmsg *msg)
     return rc;
 }
 
+/* Was a rank ever started there? A daemon that died between taking run_dir and the run's first
+ * record leaves an owner that nobody knows and nothing else. */
+static int run_dir_is_used(const char *run_dir)
+{
+    char path[1200];
+
+    return bl_path_join(path, sizeof(path), run_dir, "logs") != 0 || access(path, F_OK) == 0;
+}
+
 /* Whose is run_dir? Fills run and record. */
 static int owner_check(struct submit *submit, struct bl_errmsg *msg)
 {
@@ -231,6 +240,9 @@ static int owner_check(struct submit *submit, struct bl_errmsg *msg)
                             (unsigned long long)submit->record.run);
     }
     rc = record_find(submit, submit->run, msg);
+    if (rc == 0 && !submit->has_record && !run_dir_is_used(submit->job->run_dir)) {
+        return 0; /* the unfinished submission is finished now, under its id */
+    }
     if (rc == 0 && !submit->has_record) {
         rc = bl_err(msg, BL_EFOREIGN,
                     "%s belongs to run %016llx, which this head does not know: use another "
@@ -514,9 +526,4 @@ static int load_each(void *arg, const char *key, uint64_t revision, const void *
 int submit_load(struct daemon *daemon, struct bl_errmsg *msg)
 {
     return store_each(daemon->store, "run/", load_each, daemon, msg);
-}
-
-void promote_request(struct daemon *daemon, struct conn *conn, const uint64_t id[2])
-{
-    tool_link_reply(daemon, conn, id, BL_ENOTBUILT, "not built into this version", NULL);
 }
