@@ -200,7 +200,9 @@ void tool_format_progress(const struct tool_state *state, char *out, size_t byte
              world, wanted, saved);
     if (strcmp(state->verdict, "healthy") != 0) {
         size_t have = strlen(out);
-        snprintf(out + have, bytes - have, "  %s", state->verdict);
+        const char *need = json_string_value(json_array_get(state->needs, 0));
+        snprintf(out + have, bytes - have, "  %s%s%s", state->verdict, need != NULL ? ": " : "",
+                 need != NULL ? need : "");
     }
     make_plain(out);
 }

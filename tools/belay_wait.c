@@ -18,6 +18,7 @@ struct waiting {
     struct tool_screen screen;
     uint64_t id[2], begun_ns, plain_ns;
     bool sent, said_away;
+    bool was_quiet; /* a whole slice without an answer: the request was taken */
 };
 
 static void progress(struct waiting *waiting)
@@ -96,9 +97,16 @@ static int wait_loop(struct waiting *waiting, enum wire_verb verb, struct tool_a
         if (rc == 0) {
             rc = tool_link_wait(&waiting->link, waiting->id, SLICE_MS, answer, msg);
         }
+        if (rc == 0 && answer->rc == BL_EPEER && waiting->was_quiet) {
+            /* A member's word for a head that went away while we waited. */
+            rc = bl_err(msg, BL_EPEER, "%s", answer->text);
+            tool_answer_close(answer);
+            tool_link_id(waiting->id); /* what was refused would be refused again */
+        }
         if (rc == 0 && !answer->more) {
             return 0;
         }
+        waiting->was_quiet = waiting->was_quiet || rc == BL_EDEADLINE;
         if (rc == 0) {
             tool_answer_close(answer);
         } else if (rc != BL_EDEADLINE || !waiting->link.is_open) {
