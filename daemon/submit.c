@@ -504,7 +504,8 @@ static int load_each(void *arg, const char *key, uint64_t revision, const void *
         bl_log(BL_LOG_ERROR, "store", "%s: %s", key, msg.text);
         return 0; /* one bad value must not keep the others down */
     }
-    if (record.phase != WIRE_PHASE_DONE && !(run && run->leader)) {
+    /* One that is over may still have to be told so on this node. */
+    if ((record.phase != WIRE_PHASE_DONE || run) && !(run && run->leader)) {
         int is_new = run == NULL;
 
         rc = run ? 0 : run_open(daemon, record.run, record.job_json, &run, &msg);
@@ -523,7 +524,31 @@ static int load_each(void *arg, const char *key, uint64_t revision, const void *
     return 0;
 }
 
+/* Runs that were accepted and have no record yet: the daemon died before its first decision. */
+static void load_unborn(struct daemon *daemon)
+{
+    for (uint32_t i = daemon->run_count; i > 0; i--) {
+        struct run *run = daemon->runs[i - 1];
+        struct bl_errmsg msg = {{0}};
+
+        if (run->leader || run->proc_count > 0) {
+            continue;
+        }
+        if (leader_edge_open(run, NULL, 0, 0, &msg) != 0) {
+            bl_log(BL_LOG_ERROR, "store", "%s: %s", run->name, msg.text);
+            continue;
+        }
+        core_member_on_link_up(run->member, daemon_now_ms());
+        run_pump(run);
+    }
+}
+
 int submit_load(struct daemon *daemon, struct bl_errmsg *msg)
 {
-    return store_each(daemon->store, "run/", load_each, daemon, msg);
+    int rc = store_each(daemon->store, "run/", load_each, daemon, msg);
+
+    if (rc == 0) {
+        load_unborn(daemon);
+    }
+    return rc;
 }

@@ -253,15 +253,20 @@ static void open_late(struct core_leader *l)
     }
 }
 
-/* Function id and probe of the run, or of most of those that wait for its first plan. */
+/* Function id and probe of the run, or of most of those that wait for its first plan. A run that is
+ * recovered from a checkpoint alone knows its function id only. */
 static void open_identity(const struct core_leader *l, uint64_t *function_id, uint64_t *probe)
 {
     uint32_t best = 0;
     *function_id = l->record.function_id;
     *probe = l->record.probe;
-    for (uint32_t i = 0; i < l->proc_count && !l->record.function_id; i++) {
+    int is_known = l->record.function_id && l->record.probe;
+    for (uint32_t i = 0; i < l->proc_count && !is_known; i++) {
         const struct leader_proc *p = &l->procs[i];
         uint32_t same = 0;
+        if (l->record.function_id && p->report.function_id != l->record.function_id) {
+            continue;
+        }
         for (uint32_t k = 0; proc_is_parked(l, p) && k < l->proc_count && best <= i; k++) {
             same += proc_is_parked(l, &l->procs[k]) &&
                     l->procs[k].report.function_id == p->report.function_id &&

@@ -78,9 +78,9 @@ in_recovery() {
 case_replacement_mid_copy() {
     in_recovery mid-copy 0 1
 }
-# A survivor dies in its second generation.
+# A survivor dies in its second generation (the first one loads nothing).
 case_survivor_mid_load() {
-    in_recovery mid-load 1 2
+    in_recovery mid-load 1 1
 }
 case_survivor_before_ready() {
     in_recovery before-ready 1 2
