@@ -188,6 +188,7 @@ static void loop_once(struct shim *shim, uint64_t *quiet_ms)
     }
     if (fds[POLL_LIFE].revents && read(shim->life_fd, &ticks, sizeof(ticks)) > 0) {
         shim->suspected = 1;
+        shim_exit_guess(shim);
         shim_link_push_suspect(shim);
     }
     if (fds[POLL_SIGNAL].revents) {

@@ -91,6 +91,8 @@ BL_MUST_CHECK int shim_life_watch(struct shim *shim, struct bl_errmsg *msg);
 /* ---- shim_exit.c ---- */
 /* From a wait status. Written, fsynced and renamed to exit_path before anybody is told. */
 void shim_exit_record(struct shim *shim, int status);
+/* Of a rank that is dying but not yet gone: what /proc says of its status, into shim->exit. */
+void shim_exit_guess(struct shim *shim);
 
 /* ---- shim_stacks.c ---- */
 /* Starts eu-stack for the rank (unless it runs); then, if `kill`, kills the rank. */
