@@ -93,6 +93,7 @@ struct run {
     int pumping, pump_again, adopting, closing;
     uint32_t handles_open;
     enum wire_verdict verdict; /* after FINISHED or DONE */
+    char start_text[256];      /* why the last start of a rank failed; "" none did since */
     uint64_t disk_ms;          /* when the newest save was committed; 0 not since we started */
 };
 
@@ -242,6 +243,7 @@ void control_directive(struct daemon *daemon, const struct wire_directive *direc
 
 /* ---- bulk.c: other nodes read this node's arenas, on a thread of its own ---- */
 
+/* Listens and starts the thread; -errno or BL_E* with text when the address cannot be had. */
 BL_MUST_CHECK int bulk_open(struct daemon *daemon, struct bl_errmsg *msg);
 void bulk_close(struct daemon *daemon);
 

@@ -16,7 +16,7 @@ static const char help[] =
     "Usage: belay-train --job FILE [--ranks P] [--threads T] [--steps N] [--digest]\n"
     "       belay-train --check FILE\n"
     "       belay-train --probe --job FILE\n"
-    "       belay-train sample --job FILE --weights DIR --prompt TEXT [--tokens N] ...\n"
+    "       belay-train sample --job FILE --weights DIR --prompt TEXT [OPTION...]\n"
     "\n"
     "Trains the model of a job file on plain text. Started by belayd (BELAY_SOCKET is\n"
     "set) it is one rank of a supervised run; started by hand it trains alone.\n"

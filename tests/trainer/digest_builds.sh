@@ -32,7 +32,7 @@ YAML
 
 # variant NAME COMPILER MESON-OPTION...: prints the digest of the run.
 variant() {
-    local name=$1 compiler=$2 dir=$work/$1
+    local compiler=$2 dir=$work/$1
     shift 2
     if [ ! -e "$dir/build.ninja" ]; then
         CC=$compiler meson setup "$dir" "$source_dir" -Dtests=disabled "$@" >"$dir.log" 2>&1
