@@ -234,6 +234,7 @@ struct core_status {
     char text[WIRE_TEXT_MAX];       /* first cause, with NO_PROGRESS and REFUSED */
 };
 
+/* A copy of how the run stands, for people; close it with core_status_close. Loop thread only. */
 void core_leader_status(const struct core_leader *leader, struct core_status *ret, uint64_t now_ms);
 void core_status_close(struct core_status *status);
 

@@ -65,7 +65,7 @@ struct core_member_write {
 
 struct core_member; /* opaque */
 
-/* Owned; `config` is copied. Never NULL: out of memory aborts. */
+/* Owned; `config` is copied. NULL without memory. */
 struct core_member *core_member_new(const struct core_member_config *config);
 void core_member_free(struct core_member *member);
 
