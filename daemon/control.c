@@ -480,6 +480,12 @@ int control_open(struct daemon *daemon, struct bl_errmsg *msg)
     struct control *control = calloc(1, sizeof(*control));
     int fd = control ? wire_tcp_listen(daemon->config.listen, daemon->listen_addr, msg) : -ENOMEM;
 
+    if (fd == -EADDRINUSE) {
+        bl_err(msg, fd,
+               "%s is in use: end what listens there, or use another --listen (port 0 takes a free "
+               "one)",
+               daemon->config.listen);
+    }
     if (fd < 0) {
         free(control);
         return fd;

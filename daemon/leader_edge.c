@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "daemon/daemon.h"
@@ -28,6 +29,9 @@ static void on_put_done(void *arg, int rc, uint64_t version, const char *text)
         bl_log(BL_LOG_ERROR, "leader", "%s", text);
     }
     if (run && run->leader) {
+        if (rc == 0 && core_leader_record(run->leader)->phase == WIRE_PHASE_PLANNED) {
+            BL_IGNORE(BL_FAILPOINT("planned-before-go"), "it acts by itself");
+        }
         run->record_version = version;
         core_leader_on_store_done(run->leader, put->op, rc, version, daemon_now_ms());
         run_pump(run);

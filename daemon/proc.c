@@ -126,6 +126,7 @@ void proc_start_failed(struct proc *proc, const char *reason)
 {
     struct wire_exit status = {.code = 3};
 
+    snprintf(proc->run->start_text, sizeof(proc->run->start_text), "%s", reason);
     event(proc->run->daemon->events, EVENT_PROC_START_FAILED, "job=%s rank=%u reason=%s",
           proc->run->name, proc->rank, reason);
     proc_exited(proc, &status, reason);
@@ -278,6 +279,7 @@ static void proc_attached(struct proc *proc, const struct wire_shim_state *state
         core_member_on_proc_adopted(run->member, proc->incarnation, proc->rank, proc->pid,
                                     daemon_now_ms());
     } else {
+        run->start_text[0] = '\0';
         event(run->daemon->events, EVENT_PROC_STARTED, "job=%s rank=%u pid=%u incarnation=%s",
               run->name, proc->rank, proc->pid, hex);
         core_member_on_proc_started(run->member, proc->incarnation, proc->pid, daemon_now_ms());

@@ -217,9 +217,20 @@ static const char *verdict_live(const struct core_status *status, size_t needs)
 }
 
 /* What a person must do. */
-static json_t *needs_json(const struct daemon *daemon, const struct core_status *status)
+static json_t *needs_json(const struct run *run, const struct core_status *status)
 {
+    const struct daemon *daemon = run->daemon;
     json_t *needs = json_array();
+    char text[128];
+
+    if (run->start_text[0]) {
+        json_array_append_new(needs, json_string(run->start_text));
+    }
+    if (status->phase == WIRE_PHASE_RUNNING && status->world < status->ranks) {
+        snprintf(text, sizeof(text), "only %u of %u ranks run: belay events says why",
+                 status->world, status->ranks);
+        json_array_append_new(needs, json_string(text));
+    }
 
     if (status->wait == CORE_WAIT_HOLD || status->wait == CORE_WAIT_NODES ||
         status->wait == CORE_WAIT_FENCE || status->wait == CORE_WAIT_STATE) {
@@ -241,7 +252,7 @@ static json_t *needs_json(const struct daemon *daemon, const struct core_status 
 
 static void leader_add(json_t *one, const struct run *run, const struct core_status *status)
 {
-    json_t *needs = needs_json(run->daemon, status);
+    json_t *needs = needs_json(run, status);
 
     set_text(one, "phase", phase_name(status->phase));
     set_text(one, "verdict", verdict_live(status, json_array_size(needs)));

@@ -170,9 +170,7 @@ static int resume_check(struct submit *submit, struct bl_errmsg *msg)
         return bl_err(msg, -EALREADY, "%s is running already: belay status", submit->job->name);
     }
     if (submit->record.verdict == WIRE_VERDICT_FINISHED && was == is) {
-        return bl_err(msg, -EALREADY,
-                      "%s finished in %s: use another run_dir to train again, or raise train.steps "
-                      "there",
+        return bl_err(msg, -EALREADY, "%s finished in %s: use another run_dir to train again",
                       submit->job->name, submit->job->run_dir);
     }
     if (was != is) {
