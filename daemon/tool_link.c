@@ -11,51 +11,8 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "daemon/daemon.h"
 #include "daemon/status.h"
-
-#define TOOLS_FOLLOWERS_MAX 32
-#define TOOLS_STORED_MAX    64
-#define TOOLS_PASSED_MAX    64
-#define TOOLS_NOTIFY_MS     100 /* followers hear of changes at most this often */
-
-struct follower {
-    struct conn *conn;
-    uint64_t id[2];
-    enum wire_verb verb;
-    uint64_t since; /* events told */
-};
-
-struct stored { /* the answer to a request that changed something */
-    uint64_t id[2];
-    int rc;
-    char *text, *json;
-};
-
-struct waiting { /* a save or stop whose answer comes when it is done */
-    struct conn *conn;
-    uint64_t id[2], run;
-    enum wire_verb verb;
-    uint64_t committed, failed; /* saves, when it was asked */
-};
-
-struct passed { /* a request that went to the head */
-    struct conn *conn;
-    uint64_t id[2];
-};
-
-struct tools {
-    struct daemon *daemon;
-    struct follower followers[TOOLS_FOLLOWERS_MAX];
-    uint32_t follower_count;
-    struct stored stored[TOOLS_STORED_MAX];
-    uint32_t stored_next;
-    struct waiting waiting[TOOLS_FOLLOWERS_MAX];
-    uint32_t waiting_count;
-    struct passed passed[TOOLS_PASSED_MAX];
-    uint32_t passed_count;
-    uv_timer_t *timer;
-};
+#include "daemon/tools.h"
 
 static void on_freed(uv_handle_t *handle)
 {
@@ -64,8 +21,8 @@ static void on_freed(uv_handle_t *handle)
 
 /* ---- answers ---- */
 
-static void answer_send(struct conn *conn, const uint64_t id[2], int rc, const char *text,
-                        const char *json, uint32_t more)
+void tools_answer(struct conn *conn, const uint64_t id[2], int rc, const char *text,
+                  const char *json, uint32_t more)
 {
     struct wire_answer answer = {
         .id = {id[0], id[1]}, .rc = rc, .json = (char *)(uintptr_t)json, .more = more};
@@ -106,7 +63,7 @@ void tool_link_reply(struct daemon *daemon, struct conn *conn, const uint64_t id
 {
     stored_add(daemon->tools, id, rc, text, json);
     if (conn) {
-        answer_send(conn, id, rc, text, json, 0);
+        tools_answer(conn, id, rc, text, json, 0);
     }
 }
 
@@ -138,7 +95,7 @@ static void events_tell(struct tools *tools, struct follower *follower)
     if (follower->since < events_newest(tools->daemon->events)) {
         char *json = events_json(tools->daemon->events, &follower->since);
 
-        answer_send(follower->conn, follower->id, 0, "", json, 1);
+        tools_answer(follower->conn, follower->id, 0, "", json, 1);
         free(json);
     }
 }
@@ -147,95 +104,15 @@ static void status_tell(struct tools *tools, struct follower *follower)
 {
     char *json = status_json(tools->daemon, NULL);
 
-    answer_send(follower->conn, follower->id, json ? 0 : -ENOMEM, "", json, 1);
+    tools_answer(follower->conn, follower->id, json ? 0 : -ENOMEM, "", json, 1);
     free(json);
-}
-
-/* ---- saves and stops under way ---- */
-
-static void waiting_answer(struct tools *tools, uint32_t index, int rc, const char *text,
-                           const char *key, uint64_t step)
-{
-    struct waiting waiting = tools->waiting[index];
-    char json[64];
-
-    tools->waiting[index] = tools->waiting[--tools->waiting_count];
-    snprintf(json, sizeof(json), "{\"%s\":%llu}", key, (unsigned long long)step);
-    tool_link_reply(tools->daemon, waiting.conn, waiting.id, rc, text, rc ? NULL : json);
-}
-
-/* The run is over: what does that mean to who waits? */
-static void waiting_ended(struct tools *tools, uint32_t index, const json_t *ended)
-{
-    const struct waiting *waiting = &tools->waiting[index];
-    const char *verdict = json_string_value(json_object_get(ended, "verdict"));
-    uint64_t step = (uint64_t)json_integer_value(json_object_get(ended, "step"));
-    uint64_t committed =
-        (uint64_t)json_integer_value(json_object_get(json_object_get(ended, "saves"), "committed"));
-    const char *why = json_string_value(json_object_get(ended, "text"));
-    int is_safe = verdict && (strcmp(verdict, "done") == 0 || strcmp(verdict, "stopped") == 0);
-
-    if (waiting->verb == WIRE_VERB_STOP) {
-        waiting_answer(tools, index, is_safe ? 0 : -EIO,
-                       is_safe         ? ""
-                       : why && why[0] ? why
-                                       : "the last save failed: belay events says why",
-                       "step", step);
-    } else if (committed > waiting->committed) {
-        waiting_answer(tools, index, 0, "", "committed", step);
-    } else {
-        waiting_answer(tools, index, BL_ESTOPPED, "the run ended before the save was committed",
-                       "committed", 0);
-    }
-}
-
-static void waiting_look(struct tools *tools)
-{
-    for (uint32_t i = tools->waiting_count; i > 0; i--) {
-        const struct waiting *waiting = &tools->waiting[i - 1];
-        const struct run *run = run_find(tools->daemon, waiting->run);
-        struct core_status status;
-
-        if (!run) {
-            waiting_ended(tools, i - 1, status_ended(tools->daemon, waiting->run));
-        } else if (waiting->verb == WIRE_VERB_SAVE && run->leader) {
-            core_leader_status(run->leader, &status, daemon_now_ms());
-            if (status.saves_committed > waiting->committed) {
-                waiting_answer(tools, i - 1, 0, "", "committed", status.disk_step);
-            } else if (status.saves_failed > waiting->failed) {
-                waiting_answer(tools, i - 1, -EIO, "the save failed: belay events says why",
-                               "committed", 0);
-            }
-            core_status_close(&status);
-        }
-    }
-}
-
-static void waiting_add(struct tools *tools, struct conn *conn, const struct wire_request *request,
-                        const struct run *run)
-{
-    struct core_status status;
-
-    if (tools->waiting_count == TOOLS_FOLLOWERS_MAX) {
-        answer_send(conn, request->id, BL_ELIMIT, "too many requests under way", NULL, 0);
-        return;
-    }
-    core_leader_status(run->leader, &status, daemon_now_ms());
-    tools->waiting[tools->waiting_count++] =
-        (struct waiting){.conn = conn,
-                         .id = {request->id[0], request->id[1]},
-                         .run = run->id,
-                         .verb = request->verb,
-                         .committed = status.saves_committed,
-                         .failed = status.saves_failed};
-    core_status_close(&status);
 }
 
 static void on_notify(uv_timer_t *timer)
 {
     struct tools *tools = timer->data;
 
-    waiting_look(tools);
+    tools_wait_look(tools);
     for (uint32_t i = 0; i < tools->follower_count; i++) {
         if (tools->followers[i].verb == WIRE_VERB_EVENTS) {
             events_tell(tools, &tools->followers[i]);
@@ -259,7 +136,7 @@ static void follow(struct tools *tools, struct conn *conn, const struct wire_req
                    uint64_t since)
 {
     if (tools->follower_count == TOOLS_FOLLOWERS_MAX) {
-        answer_send(conn, request->id, BL_ELIMIT, "too many followers", NULL, 0);
+        tools_answer(conn, request->id, BL_ELIMIT, "too many followers", NULL, 0);
         return;
     }
     tools->followers[tools->follower_count++] =
@@ -269,7 +146,7 @@ static void follow(struct tools *tools, struct conn *conn, const struct wire_req
 
 /* ---- requests ---- */
 
-static json_t *args_parse(const struct wire_request *request)
+json_t *tools_args(const struct wire_request *request)
 {
     json_t *args = NULL;
     const char *text = request->args ? request->args : "{}";
@@ -280,7 +157,7 @@ static json_t *args_parse(const struct wire_request *request)
 static void on_events(struct tools *tools, struct conn *conn, const struct wire_request *request)
 {
     struct events *events = tools->daemon->events;
-    json_t *args = args_parse(request);
+    json_t *args = tools_args(request);
     uint64_t since = (uint64_t)json_integer_value(json_object_get(args, "since"));
     int is_follow = json_is_true(json_object_get(args, "follow"));
 
@@ -291,7 +168,7 @@ static void on_events(struct tools *tools, struct conn *conn, const struct wire_
     }
     char *json = events_json(events, &since);
 
-    answer_send(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
+    tools_answer(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
     free(json);
 }
 
@@ -299,7 +176,7 @@ static void on_events(struct tools *tools, struct conn *conn, const struct wire_
 static struct run *request_run(struct daemon *daemon, const struct wire_request *request,
                                struct bl_errmsg *msg)
 {
-    json_t *args = args_parse(request);
+    json_t *args = tools_args(request);
     const char *name = json_string_value(json_object_get(args, "job"));
     struct run *run = NULL;
 
@@ -322,41 +199,13 @@ static struct run *request_run(struct daemon *daemon, const struct wire_request 
     return run;
 }
 
-static void waiting_forget(struct tools *tools, const uint64_t id[2])
-{
-    for (uint32_t i = tools->waiting_count; i > 0; i--) {
-        if (tools->waiting[i - 1].id[0] == id[0] && tools->waiting[i - 1].id[1] == id[1]) {
-            tools->waiting[i - 1] = tools->waiting[--tools->waiting_count];
-        }
-    }
-}
-
-/* A stop that is asked again after the run has stopped gets the answer that the first one missed.
- */
-static int stop_ended(struct tools *tools, struct conn *conn, const struct wire_request *request)
-{
-    json_t *args = args_parse(request);
-    const char *name = json_string_value(json_object_get(args, "job"));
-    json_t *ended =
-        name && !run_find_name(tools->daemon, name) ? status_ended_name(tools->daemon, name) : NULL;
-
-    json_decref(args);
-    if (!ended || tools->waiting_count == TOOLS_FOLLOWERS_MAX) {
-        return 0;
-    }
-    tools->waiting[tools->waiting_count++] = (struct waiting){
-        .conn = conn, .id = {request->id[0], request->id[1]}, .verb = WIRE_VERB_STOP};
-    waiting_ended(tools, tools->waiting_count - 1, ended);
-    return 1;
-}
-
 static void on_order(struct tools *tools, struct conn *conn, const struct wire_request *request,
                      enum core_request order, const char *verb)
 {
     struct bl_errmsg msg = {{0}};
     struct run *run = request_run(tools->daemon, request, &msg);
 
-    if (!run && order == CORE_REQUEST_STOP && stop_ended(tools, conn, request)) {
+    if (!run && order == CORE_REQUEST_STOP && tools_wait_stopped(tools, conn, request)) {
         return;
     }
     if (!run) {
@@ -367,7 +216,7 @@ static void on_order(struct tools *tools, struct conn *conn, const struct wire_r
     int is_slow = order == CORE_REQUEST_SAVE || order == CORE_REQUEST_STOP;
 
     if (is_slow) {
-        waiting_add(tools, conn, request, run);
+        tools_wait_add(tools, conn, request, run);
     }
     int rc = core_leader_on_request(run->leader, order, daemon_now_ms());
 
@@ -375,7 +224,7 @@ static void on_order(struct tools *tools, struct conn *conn, const struct wire_r
         rc = 0; /* it is on its way out: the answer comes when it is there */
     }
     if (rc != 0 || !is_slow) {
-        waiting_forget(tools, request->id);
+        tools_wait_forget(tools, request->id);
         tool_link_reply(tools->daemon, conn, request->id, rc,
                         rc == -EALREADY ? "the run is over already" : bl_strerror(rc),
                         rc ? NULL : "{}");
@@ -395,10 +244,10 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
         submit_request(daemon, request->args ? request->args : "{}", conn, request->id);
         break;
     case WIRE_VERB_STATUS:
-        json_args = args_parse(request);
+        json_args = tools_args(request);
         json = status_json(daemon, json_string_value(json_object_get(json_args, "job")));
         json_decref(json_args);
-        answer_send(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
+        tools_answer(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
         free(json);
         break;
     case WIRE_VERB_WATCH:
@@ -414,7 +263,7 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
         on_order(tools, conn, request, CORE_REQUEST_STOP, "stop");
         break;
     case WIRE_VERB_RECOVER: {
-        json_t *args = args_parse(request);
+        json_t *args = tools_args(request);
         int abandon = json_is_true(json_object_get(args, "abandon"));
 
         json_decref(args);
@@ -423,7 +272,7 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
         break;
     }
     default:
-        answer_send(conn, request->id, BL_ENOTBUILT, "not built into this version", NULL, 0);
+        tools_answer(conn, request->id, BL_ENOTBUILT, "not built into this version", NULL, 0);
         break;
     }
 }
@@ -444,8 +293,8 @@ static void request_pass(struct tools *tools, struct conn *conn, const struct wi
                request->verb == WIRE_VERB_WATCH) {
         request_run_verb(tools, conn, request);
     } else {
-        answer_send(conn, request->id, BL_EPEER,
-                    "the head's daemon is away: try again, or belay promote", NULL, 0);
+        tools_answer(conn, request->id, BL_EPEER,
+                     "the head's daemon is away: try again, or belay promote", NULL, 0);
     }
 }
 
@@ -461,7 +310,7 @@ int tool_link_request(struct daemon *daemon, struct conn *conn, const struct wir
     struct stored *stored = stored_find(tools, request.id);
 
     if (stored) {
-        answer_send(conn, request.id, stored->rc, stored->text, stored->json, 0);
+        tools_answer(conn, request.id, stored->rc, stored->text, stored->json, 0);
     } else if (daemon->is_head) {
         request_run_verb(tools, conn, &request);
     } else {
@@ -484,7 +333,7 @@ int tool_link_answer(struct daemon *daemon, const struct wire_frame *frame)
         struct passed *passed = &tools->passed[i];
 
         if (passed->id[0] == answer.id[0] && passed->id[1] == answer.id[1]) {
-            answer_send(passed->conn, answer.id, answer.rc, answer.text, answer.json, answer.more);
+            tools_answer(passed->conn, answer.id, answer.rc, answer.text, answer.json, answer.more);
             if (!answer.more) {
                 *passed = tools->passed[--tools->passed_count];
             }
@@ -502,8 +351,8 @@ void tool_link_head_lost(struct daemon *daemon)
     while (tools && tools->passed_count > 0) {
         struct passed passed = tools->passed[--tools->passed_count];
 
-        answer_send(passed.conn, passed.id, BL_EPEER, "the connection to the head's daemon is gone",
-                    NULL, 0);
+        tools_answer(passed.conn, passed.id, BL_EPEER,
+                     "the connection to the head's daemon is gone", NULL, 0);
     }
 }
 
@@ -521,11 +370,7 @@ void tool_link_gone(struct daemon *daemon, struct conn *conn)
             tools->passed[i - 1] = tools->passed[--tools->passed_count];
         }
     }
-    for (uint32_t i = tools->waiting_count; i > 0; i--) {
-        if (tools->waiting[i - 1].conn == conn) {
-            tools->waiting[i - 1] = tools->waiting[--tools->waiting_count];
-        }
-    }
+    tools_wait_gone(tools, conn);
     submit_gone(daemon, conn);
 }
 
