@@ -24,6 +24,7 @@
 #define BULK_CONNECTIONS_MAX 64
 #define BULK_IDLE_MS         30000      /* a reader that asks nothing for so long is sent away */
 #define BULK_SEND_MS         30000      /* without a byte going out: the reader is gone */
+#define BULK_QUESTION_MAX    65536u     /* bytes of a hello or a question */
 #define BULK_READ_MAX        (1u << 30) /* bytes of one request */
 
 struct lookup { /* on the stack of a connection thread until it is answered */
@@ -190,6 +191,7 @@ static void *reader_main(void *arg)
     struct wire_frame frame;
 
     wire_sock_init(&sock, reader->fd);
+    wire_decoder_init(&sock.decoder, BULK_QUESTION_MAX);
     int rc = reader_hello(reader, &sock);
 
     while (rc == 0 && !__atomic_load_n(&bulk->stopping, __ATOMIC_RELAXED)) {
@@ -246,8 +248,12 @@ static void *accept_main(void *arg)
             return NULL;
         }
         int fd = fds[0].revents ? wire_sock_accept(bulk->listen_fd) : -1;
+        struct bl_errmsg msg = {{0}};
 
-        if (fd >= 0) {
+        if (fd >= 0 && wire_tcp_peer_check(fd, &msg) != 0) {
+            bl_log(BL_LOG_WARN, "bulk", "refused: %s", msg.text);
+            close(fd);
+        } else if (fd >= 0) {
             reader_start(bulk, fd);
         }
     }

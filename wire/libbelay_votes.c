@@ -121,6 +121,10 @@ void lb_votes_accept(struct belay *b, uint64_t now_ms)
 {
     int fd;
     while ((fd = wire_sock_accept(b->listen_fd)) >= 0) {
+        if (wire_tcp_peer_check(fd, NULL)) {
+            close(fd); /* another user's: it must not fill the table either */
+            continue;
+        }
         struct lb_peer *peer = peer_add(b, fd);
         if (peer) {
             peer->since_ms = now_ms;

@@ -41,6 +41,9 @@ BL_MUST_CHECK int wire_tcp_connect(const char *addr, uint32_t timeout_ms, struct
 BL_MUST_CHECK int wire_tcp_connect_begin(const char *addr, struct bl_errmsg *msg);
 /* 0, or -errno of the connection attempt. */
 BL_MUST_CHECK int wire_tcp_connected(int fd);
+/* As wire_unix_peer_check, for an established TCP connection of this machine, either way. Also
+ * BL_EPEER when the other end is closed already, -errno when the kernel does not tell. */
+BL_MUST_CHECK int wire_tcp_peer_check(int fd, struct bl_errmsg *msg);
 /* 0 when the address may be used, else BL_ECONFIG or BL_EFORMAT with text. */
 BL_MUST_CHECK int wire_tcp_addr_check(const char *addr, struct bl_errmsg *msg);
 

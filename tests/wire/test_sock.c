@@ -12,8 +12,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -264,6 +266,67 @@ static void test_tcp_port_zero_is_published_and_reached(void **state)
     assert_int_equal(wire_tcp_connect(addr, WAIT_MS, NULL), -ECONNREFUSED);
 }
 
+/* A process of `uid` that connects to `addr`, then waits to be let go or closes at once. */
+static pid_t connector_start(const char *addr, uid_t uid, int closes)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = setuid(uid) ? -1 : wire_tcp_connect(addr, WAIT_MS, NULL);
+        if (fd >= 0 && closes) {
+            close(fd);
+        }
+        pause();
+        _exit(1);
+    }
+    return pid;
+}
+
+static int accept_wait(int listener)
+{
+    struct pollfd ready = {.fd = listener, .events = POLLIN};
+    assert_int_equal(poll(&ready, 1, WAIT_MS), 1);
+    return wire_sock_accept(listener);
+}
+
+static void connector_end(pid_t pid, int fd)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    close(fd);
+}
+
+static void test_whose_a_tcp_connection_is(void **state)
+{
+    (void)state;
+    static const char *const listen_at[] = {"127.0.0.1:0", "[::1]:0"};
+    for (size_t i = 0; i < 2; i++) {
+        char addr[WIRE_ADDR_MAX];
+        struct bl_errmsg msg = {""};
+        int listener = wire_tcp_listen(listen_at[i], addr, NULL);
+        if (listener < 0 && i > 0) {
+            continue; /* no IPv6 here */
+        }
+        pid_t pid = connector_start(addr, geteuid(), 0);
+        int fd = accept_wait(listener);
+        assert_int_equal(wire_tcp_peer_check(fd, &msg), 0);
+        connector_end(pid, fd);
+        pid = connector_start(addr, geteuid(), 1);
+        fd = accept_wait(listener);
+        struct pollfd gone = {.fd = fd, .events = POLLIN};
+        assert_int_equal(poll(&gone, 1, WAIT_MS), 1);
+        assert_true(wire_tcp_peer_check(fd, &msg) < 0); /* nobody's: not to be taken for root's */
+        connector_end(pid, fd);
+        if (geteuid() == 0) {
+            pid = connector_start(addr, 65534, 0);
+            fd = accept_wait(listener);
+            assert_int_equal(wire_tcp_peer_check(fd, &msg), -EPERM);
+            assert_non_null(strstr(msg.text, "65534"));
+            connector_end(pid, fd);
+        }
+        close(listener);
+    }
+}
+
 static void test_a_stale_socket_file_is_replaced_and_a_live_one_is_not(void **state)
 {
     (void)state;
@@ -313,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_receiving_ends_at_the_deadline_and_when_the_peer_goes),
         cmocka_unit_test(test_only_loopback_addresses_are_spoken_to),
         cmocka_unit_test(test_tcp_port_zero_is_published_and_reached),
+        cmocka_unit_test(test_whose_a_tcp_connection_is),
         cmocka_unit_test(test_a_stale_socket_file_is_replaced_and_a_live_one_is_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
