@@ -29,7 +29,7 @@ struct submit {
     struct conn *conn; /* NULL: gone */
     uint64_t id[2];
     char *job_json;
-    struct bl_job *job; /* NULL: recovering, not yet known */
+    struct bl_job *job; /* NULL: recovering by the saved job, not yet known */
     char recover[WIRE_ROOT_MAX];
     int replace_binary;
     uint64_t run;              /* 0: new */
@@ -376,8 +376,7 @@ static void record_seed(struct submit *submit, const struct wire_engine_scanned 
 
     memset(record, 0, sizeof(*record));
     record->run = scanned->run;
-    record->phase = WIRE_PHASE_DONE;
-    record->verdict = WIRE_VERDICT_STOPPED;
+    record->phase = WIRE_PHASE_NONE; /* DONE would tell the members that there is nothing to do */
     record->committed_step = scanned->checkpoints[0].step;
     record->committed_generation = scanned->checkpoints[0].generation;
     record->committed_digest = scanned->checkpoints[0].manifest_digest;
@@ -395,6 +394,28 @@ static void record_seed(struct submit *submit, const struct wire_engine_scanned 
     submit->has_record = 1;
 }
 
+/* The job that came with the request, when it is of the same function; else the saved one. */
+static int recover_job(struct submit *submit, const char *saved_json, struct bl_errmsg *msg)
+{
+    struct bl_job *saved = run_job_parse(saved_json, msg);
+    const char *differs =
+        saved && submit->job ? bl_job_frozen_difference(saved, submit->job) : NULL;
+
+    if (!saved || differs) {
+        free(saved);
+        return differs ? bl_err(msg, BL_ECONFIG, "%s differs from the job in %s and is frozen",
+                                differs, submit->recover)
+                       : BL_ECONFIG;
+    }
+    if (submit->job) {
+        free(saved);
+        return 0;
+    }
+    submit->job = saved;
+    submit->job_json = strdup(saved_json);
+    return 0;
+}
+
 static void on_recover_scanned(void *arg, const struct wire_engine_scanned *scanned)
 {
     struct submit *submit = arg;
@@ -408,18 +429,12 @@ static void on_recover_scanned(void *arg, const struct wire_engine_scanned *scan
         submit_end(submit, BL_ENOSTATE, text, NULL);
         return;
     }
-    submit->job_json = strdup(scanned->checkpoints[0].job_json);
-    submit->job = run_job_parse(submit->job_json, &msg);
-    if (!submit->job) {
-        submit_end(submit, BL_ECONFIG, msg.text, NULL);
-        return;
-    }
-    int rc = record_find(submit, scanned->run, &msg);
+    int rc = recover_job(submit, scanned->checkpoints[0].job_json, &msg);
 
+    rc = rc ? rc : record_find(submit, scanned->run, &msg);
     if (rc == 0 && !submit->has_record) {
         record_seed(submit, scanned);
-    }
-    if (rc == 0 && submit->record.phase != WIRE_PHASE_DONE) {
+    } else if (rc == 0 && submit->record.phase != WIRE_PHASE_DONE) {
         rc = bl_err(&msg, -EALREADY, "%s is running already: belay status", submit->job->name);
     }
     rc = rc ? rc : owner_check(submit, &msg);
@@ -446,7 +461,8 @@ static int submit_parse(struct submit *submit, const char *args, struct bl_errms
     submit->replace_binary = json_is_true(json_object_get(json, "replace_binary"));
     if (recover) {
         snprintf(submit->recover, sizeof(submit->recover), "%s", recover);
-    } else {
+    }
+    if (!recover || json_object_get(json, "job")) {
         rc = bl_json_object(json, "job", &job, msg);
         char *text = rc == 0 ? bl_json_dump(job) : NULL;
 
