@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 #define CONN_READ_BYTES (256u << 10)
 
 struct out { /* one message on its way */
@@ -20,7 +22,8 @@ struct out { /* one message on its way */
 
 struct conn {
     uv_poll_t poll;
-    int fd;
+    uv_timer_t hello; /* only with has_hello */
+    int fd, has_hello, handles;
     uint64_t incarnation;
     const struct conn_ops *ops;
     void *arg;
@@ -29,8 +32,7 @@ struct conn {
     size_t queued;
     int fds[CONN_FDS_MAX];
     uint32_t fd_count;
-    int closing, in_callback, broken;
-    char text[256];
+    int closing, broken, takes_fds;
 };
 
 static void out_free(struct out *out)
@@ -46,6 +48,9 @@ static void on_handle_closed(uv_handle_t *handle)
 {
     struct conn *conn = handle->data;
 
+    if (--conn->handles > 0) {
+        return;
+    }
     while (conn->first) {
         struct out *out = conn->first;
 
@@ -66,6 +71,9 @@ static void conn_end(struct conn *conn)
         conn->closing = 1;
         uv_poll_stop(&conn->poll);
         uv_close((uv_handle_t *)&conn->poll, on_handle_closed);
+        if (conn->has_hello) {
+            uv_close((uv_handle_t *)&conn->hello, on_handle_closed);
+        }
     }
 }
 
@@ -150,7 +158,7 @@ static void take_fds(struct conn *conn, struct msghdr *msg)
             int fd;
 
             memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-            if (conn->fd_count < CONN_FDS_MAX) {
+            if (conn->takes_fds && conn->fd_count < CONN_FDS_MAX) {
                 conn->fds[conn->fd_count++] = fd;
             } else {
                 close(fd);
@@ -246,6 +254,7 @@ struct conn *conn_new(uv_loop_t *loop, int fd, uint64_t incarnation, const struc
         return NULL;
     }
     conn->poll.data = conn;
+    conn->handles = 1;
     conn->incarnation = incarnation;
     conn->fd = fd;
     conn->ops = ops;
@@ -253,6 +262,39 @@ struct conn *conn_new(uv_loop_t *loop, int fd, uint64_t incarnation, const struc
     wire_decoder_init(&conn->decoder, 0);
     conn_arm(conn);
     return conn;
+}
+
+static void on_hello_late(uv_timer_t *timer)
+{
+    conn_fail(timer->data, BL_EDEADLINE, "no hello in time");
+}
+
+void conn_hello_wait(struct conn *conn)
+{
+    uv_timer_init(conn->poll.loop, &conn->hello);
+    conn->hello.data = conn;
+    conn->has_hello = 1;
+    conn->handles++;
+    uv_timer_start(&conn->hello, on_hello_late, bl_time_scaled_ms(CONN_HELLO_MS), 0);
+    conn->decoder.message_max = CONN_HELLO_BYTES;
+}
+
+void conn_hello_came(struct conn *conn)
+{
+    if (conn->has_hello) {
+        uv_timer_stop(&conn->hello);
+    }
+    conn->decoder.message_max = WIRE_MESSAGE_BYTES_MAX;
+}
+
+void conn_fds_allow(struct conn *conn)
+{
+    conn->takes_fds = 1;
+}
+
+int conn_is_behind(const struct conn *conn)
+{
+    return conn->queued > CONN_BEHIND_BYTES;
 }
 
 void conn_arg_set(struct conn *conn, const struct conn_ops *ops, void *arg)
@@ -278,7 +320,12 @@ int conn_send(struct conn *conn, enum wire_type type, const void *message, uint6
     if (conn->closing) {
         return -EPIPE;
     }
-    if (conn->queued > CONN_QUEUE_BYTES || fd_count > WIRE_FDS_MAX) {
+    if (conn->queued > CONN_QUEUE_BYTES) { /* told from the loop, as the end of the stream */
+        conn->broken = BL_ELIMIT;
+        BL_IGNORE(shutdown(conn->fd, SHUT_RDWR) != 0, "then it is broken already");
+        return BL_ELIMIT;
+    }
+    if (fd_count > WIRE_FDS_MAX) {
         return BL_ELIMIT;
     }
     out = calloc(1, sizeof(*out));

@@ -105,7 +105,7 @@ static int peer_hello(struct peer *peer, const struct wire_frame *frame)
     if (rc != 0) {
         return rc;
     }
-    if (hello.role != WIRE_ROLE_DAEMON || hello.node[0] == '\0' ||
+    if (hello.role != WIRE_ROLE_DAEMON || hello.node[0] == '\0' || peer->node[0] != '\0' ||
         strcmp(hello.node, daemon->config.name) == 0) {
         bl_log(BL_LOG_ERROR, "control", "refused: a peer that calls itself '%s'", hello.node);
         rc = BL_EPROTO;
@@ -124,6 +124,7 @@ static int peer_hello(struct peer *peer, const struct wire_frame *frame)
             conn_close(old->conn);
             peer_free(old);
         }
+        conn_hello_came(peer->conn);
         snprintf(peer->node, sizeof(peer->node), "%s", hello.node);
         snprintf(peer->addr, sizeof(peer->addr), "%s", hello.addr);
         hello_send(daemon, peer->conn);
@@ -215,6 +216,13 @@ static void on_accept(uv_poll_t *poll, int status, int events)
 
     (void)events;
     while (status == 0 && (fd = wire_sock_accept(control->listen_fd)) >= 0) {
+        struct bl_errmsg msg = {{0}};
+
+        if (wire_tcp_peer_check(fd, &msg) != 0) {
+            bl_log(BL_LOG_WARN, "control", "refused: %s", msg.text);
+            close(fd);
+            continue;
+        }
         struct peer *peer =
             control->peer_count < DAEMON_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
 
@@ -229,6 +237,7 @@ static void on_accept(uv_poll_t *poll, int status, int events)
             free(peer);
             continue;
         }
+        conn_hello_wait(peer->conn);
         control->peers[control->peer_count++] = peer;
     }
 }
@@ -375,6 +384,11 @@ static void on_connecting(uv_poll_t *poll, int status, int events)
     struct control *control = poll->data;
     int fd = control->connecting_fd;
     int rc = wire_tcp_connected(fd); /* says more than the status, which libuv makes of POLLERR */
+    struct bl_errmsg msg = {{0}};
+
+    if (rc == 0) {
+        rc = wire_tcp_peer_check(fd, &msg);
+    }
 
     (void)status;
     (void)events;
@@ -384,7 +398,7 @@ static void on_connecting(uv_poll_t *poll, int status, int events)
     if (rc != 0) {
         close(fd);
         if (!control->head_told_away && !control->daemon->is_head) {
-            head_lost(control, bl_strerror(rc));
+            head_lost(control, msg.text[0] ? msg.text : bl_strerror(rc));
         }
         return;
     }

@@ -431,6 +431,7 @@ static void shim_attach(struct proc *proc, int fd)
     if (!proc->shim_conn) {
         return;
     }
+    conn_fds_allow(proc->shim_conn);
     snprintf(hello.node, sizeof(hello.node), "%s", daemon->config.name);
     snprintf(hello.build, sizeof(hello.build), "%s", BELAY_VERSION);
     BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_HELLO, &hello, 0, NULL, 0) != 0 ||

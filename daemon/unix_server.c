@@ -11,15 +11,31 @@
 #include "daemon/daemon.h"
 #include "wire/sock.h"
 
+#define UNIX_STRANGERS_MAX 64 /* connections that have not said hello; the oldest makes room */
+
 struct unix_server {
     struct daemon *daemon;
     uv_poll_t *listener;
     int fd;
+    struct conn *strangers[UNIX_STRANGERS_MAX];
+    uint32_t stranger_count;
 };
 
 static void on_freed(uv_handle_t *handle)
 {
     free(handle);
+}
+
+static void stranger_forget(struct unix_server *server, const struct conn *conn)
+{
+    for (uint32_t i = 0; server && i < server->stranger_count; i++) {
+        if (server->strangers[i] == conn) {
+            server->stranger_count--;
+            memmove(&server->strangers[i], &server->strangers[i + 1],
+                    (server->stranger_count - i) * sizeof(server->strangers[0]));
+            return;
+        }
+    }
 }
 
 /* Before the hello the connection belongs to nobody. */
@@ -28,11 +44,13 @@ static void on_hello(struct conn *conn, void *arg, const struct wire_frame *fram
     struct daemon *daemon = arg;
     struct wire_hello hello;
 
+    stranger_forget(daemon->unix_server, conn);
     if (frame->type != WIRE_TYPE_HELLO ||
         wire_hello_decode(&hello, frame->payload, frame->payload_bytes, NULL) != 0) {
         conn_close(conn);
         return;
     }
+    conn_hello_came(conn);
     if (hello.role == WIRE_ROLE_RANK) {
         rank_link_take(daemon, conn, &hello);
     } else if (hello.role == WIRE_ROLE_TOOL) {
@@ -45,12 +63,32 @@ static void on_hello(struct conn *conn, void *arg, const struct wire_frame *fram
 
 static void on_closed(struct conn *conn, void *arg, const char *text)
 {
-    (void)conn;
-    (void)arg;
+    struct daemon *daemon = arg;
+
     (void)text;
+    stranger_forget(daemon->unix_server, conn);
 }
 
 static const struct conn_ops hello_ops = {on_hello, on_closed};
+
+static void stranger_take(struct unix_server *server, int fd)
+{
+    struct conn *conn;
+
+    if (server->stranger_count == UNIX_STRANGERS_MAX) {
+        conn = server->strangers[0];
+        stranger_forget(server, conn);
+        conn_close(conn);
+    }
+    conn =
+        conn_new(server->daemon->loop, fd, server->daemon->incarnation, &hello_ops, server->daemon);
+    if (!conn) {
+        bl_log(BL_LOG_ERROR, "socket", "out of memory");
+        return;
+    }
+    conn_hello_wait(conn);
+    server->strangers[server->stranger_count++] = conn;
+}
 
 static void on_accept(uv_poll_t *poll, int status, int events)
 {
@@ -63,9 +101,8 @@ static void on_accept(uv_poll_t *poll, int status, int events)
         if (wire_unix_peer_check(fd, &msg) != 0) {
             bl_log(BL_LOG_WARN, "socket", "refused: %s", msg.text);
             close(fd);
-        } else if (!conn_new(server->daemon->loop, fd, server->daemon->incarnation, &hello_ops,
-                             server->daemon)) {
-            bl_log(BL_LOG_ERROR, "socket", "out of memory");
+        } else {
+            stranger_take(server, fd);
         }
     }
 }
@@ -99,6 +136,9 @@ void unix_server_close(struct daemon *daemon)
     struct unix_server *server = daemon->unix_server;
 
     if (server) {
+        for (uint32_t i = 0; i < server->stranger_count; i++) {
+            conn_close(server->strangers[i]);
+        }
         uv_close((uv_handle_t *)server->listener, on_freed);
         close(server->fd);
         unlink(daemon->config.socket);
