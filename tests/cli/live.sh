@@ -29,7 +29,7 @@ fail() {
 b() {
     local want=$1 rc=0
     shift
-    timeout 30 "$CL_BIN/belay" "$@" --socket "$socket" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    timeout 60 "$CL_BIN/belay" "$@" --socket "$socket" >"$work/out" 2>"$work/err" </dev/null || rc=$?
     [ $rc = "$want" ] || fail "belay $*: exit $rc, not $want: $(cat "$work/err")"
 }
 # has PATTERN: the output has it.
@@ -108,7 +108,7 @@ echo "detached, saved, watched, stopped"
 job long 1000000
 b 0 run "$work/long.yaml" --detach
 has '^run [0-9a-f]{16} of long started$'
-until_true 20 "a step" stepped 0
+until_true 60 "a step" stepped 0
 b 0 status
 has '^healthy: step [0-9]+/1000000, '
 b 0 save
@@ -126,7 +126,7 @@ has "^stopped: step $stopped/"
 echo "resumed, Ctrl-C, a restart of the daemon"
 "$CL_BIN/belay" run "$work/long.yaml" --socket "$socket" >"$work/watch" 2>&1 </dev/null &
 watcher=$!
-until_true 20 "a step after the resume" stepped "$stopped"
+until_true 60 "a step after the resume" stepped "$stopped"
 grep -q "resumed at step $stopped" "$work/watch" || fail "no word of the resume: $(cat "$work/watch")"
 kill -INT $watcher
 rc=0
@@ -137,24 +137,49 @@ b 0 status
 has '^healthy'
 b 0 stop
 cl_run "$work/long.yaml"
-until_true 20 "a step" stepped "$stopped"
+until_true 60 "a step" stepped "$stopped"
 before=$(cl_status_raw node0 | jq .step)
 cl_node_kill node0 KILL
-until_true 10 "belay run notices" grep -q 'daemon is away' "$CL_DIR/run.log"
+until_true 60 "belay run notices" grep -q 'daemon is away' "$CL_DIR/run.log"
 cl_node_start node0 || fail "belayd does not start again"
-until_true 20 "a step after the restart" stepped "$before"
-until_true 10 "belay run is back" grep -q 'daemon is back' "$CL_DIR/run.log"
+until_true 60 "a step after the restart" stepped "$before"
+until_true 60 "belay run is back" grep -q 'daemon is back' "$CL_DIR/run.log"
 [ "$(grep -c 'daemon is away' "$CL_DIR/run.log")" = 1 ] || fail "it says more than once that the daemon is away"
 b 0 stop
-until_true 10 "belay run ends" run_ended
+until_true 60 "belay run ends" run_ended
 [ "$(cl_run_code)" = 4 ] || fail "belay run left with $(cl_run_code), not 4"
 jq -es 'last | .verdict == "stopped" and .exit_code == 4' <"$CL_DIR/run.json" >/dev/null ||
     fail "its last line: $(cat "$CL_DIR/run.json")"
 
+echo "recovered from its root alone, moved, by daemons that know nothing"
+job lost 200
+cl_stop
+# Slow enough to be stopped before its end.
+BELAY_FAIL=before-vote:delay_20:0 cl_start "$work/cluster1" node0 || fail "belayd does not start"
+socket=$(cl_socket node0)
+"$CL_BIN/belay-train" --job "$work/lost.yaml" --digest >"$work/alone" 2>/dev/null
+cl_run "$work/lost.yaml"
+until_true 60 "a step" stepped 12
+b 0 stop
+until_true 60 "belay run ends" run_ended
+cl_stop
+rm -rf "$work/lost"
+mv "$work/lost.checkpoints" "$work/moved"
+sed 's/^ranks: 2/ranks: 1/' "$work/lost.yaml" >"$work/lost1.yaml"
+sed 's/seed: 7/seed: 8/' "$work/lost.yaml" >"$work/other.yaml"
+cl_start "$work/cluster2" node0 || fail "belayd does not start"
+socket=$(cl_socket node0)
+b 2 run --recover "$work/moved" "$work/other.yaml"
+has 'train.seed'
+b 0 run --recover "$work/moved" "$work/lost1.yaml" --json
+json '.[-1] | .verdict == "done" and .step == 200 and (.checkpoint.root | endswith("/moved"))'
+[ "$(jq -r .digest "$work/out")" = "$(cl_alone_digest <"$work/alone")" ] ||
+    fail "digest $(jq -r .digest "$work/out"), alone $(cl_alone_digest <"$work/alone")"
+
 echo "on a terminal"
 if command -v script >/dev/null; then
     job shown 60
-    timeout 30 script -qec "$CL_BIN/belay run $work/shown.yaml --socket $socket" /dev/null \
+    timeout 60 script -qec "$CL_BIN/belay run $work/shown.yaml --socket $socket" /dev/null \
         >"$work/out" 2>&1 </dev/null || fail "belay run on a terminal: exit $?"
     grep -q "$(printf '\r\033')\[Kstep [0-9]*/60" "$work/out" || fail "no live line on a terminal"
 fi
