@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The leader: start, inputs, effects. The phases live in leader_open.c, leader_plan.c and
- * leader_run.c; each input ends in leader_step, which looks at everything that is known and does
- * what follows from it. Nothing depends on which input came last.
+ * leader_run.c; inputs are followed by leader_step, which looks at everything that is known and
+ * does what follows from it. Nothing depends on which input came last.
  */
 #include "daemon/core/leader_state.h"
 
@@ -70,7 +70,7 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         snprintf(l->record.name, sizeof(l->record.name), "%s", l->name);
     }
     leader_event(l, CORE_EVENT_RUN_STARTED);
-    leader_step(l);
+    leader_stir(l);
     return l;
 }
 
@@ -127,6 +127,12 @@ int core_leader_next_effect(struct core_leader *l, struct core_leader_effect *re
     if (core_ring_pop(&l->effects, ret)) {
         return 1;
     }
+    if (l->stirred) {
+        leader_step(l);
+        if (core_ring_pop(&l->effects, ret)) {
+            return 1;
+        }
+    }
     memset(ret, 0, sizeof(*ret));
     if (leader_directive_due(l, ret->node)) {
         ret->kind = CORE_LEADER_DIRECTIVE;
@@ -158,16 +164,18 @@ void core_leader_on_scan_done(struct core_leader *l, int rc, const struct core_c
         leader_event(l, CORE_EVENT_SCAN_FAILED)->exit_code = rc;
         l->scan_wanted = 1;
         l->scan_retry_ms = now_ms + LEADER_STORE_RETRY_MS;
-        leader_step(l);
+        leader_stir(l);
         return;
     }
     count = count < LEADER_CHECKPOINTS ? count : LEADER_CHECKPOINTS;
     free(l->checkpoints);
     l->checkpoints = core_alloc(count, sizeof(*l->checkpoints));
-    memcpy(l->checkpoints, found, count * sizeof(*found));
+    if (count) {
+        memcpy(l->checkpoints, found, count * sizeof(*found));
+    }
     l->checkpoint_count = count;
     l->scan_done = 1;
-    leader_step(l);
+    leader_stir(l);
 }
 
 /* ---- the step ---- */
@@ -219,14 +227,27 @@ static void leader_claim_step(struct core_leader *l)
         leader_change_send(l);
         return;
     }
+    uint32_t wanted = l->config.nodes_min ? l->config.nodes_min : 1;
+    uint32_t connected = nodes_connected(l);
+
+    if (l->record.phase == WIRE_PHASE_DONE && connected < wanted && !l->stop_asked) {
+        leader_wait_set(l, CORE_WAIT_NODES, "%u of %u nodes", connected, wanted);
+        return;
+    }
     leader_cause(l, 0, "%s",
                  l->record.phase == WIRE_PHASE_DONE ? "the run is resumed"
                                                     : "the leader was started anew");
     leader_open_send(l);
 }
 
+void leader_stir(struct core_leader *l)
+{
+    l->stirred = 1;
+}
+
 void leader_step(struct core_leader *l)
 {
+    l->stirred = 0;
     if (l->deposed || l->finished) {
         return;
     }
@@ -289,6 +310,6 @@ int core_leader_on_request(struct core_leader *l, enum core_request request, uin
         l->recover_count = 0;
         break;
     }
-    leader_step(l);
+    leader_stir(l);
     return 0;
 }

@@ -340,7 +340,7 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
     }
     report_missing(l, index, node->stamp, is_new_daemon);
     leader_saves_report(l, index);
-    leader_step(l);
+    leader_stir(l);
 }
 
 void core_leader_on_node_up(struct core_leader *l, const char *name, uint64_t now_ms)
@@ -365,5 +365,5 @@ void core_leader_on_node_down(struct core_leader *l, const char *name, uint64_t 
     node->away_ms = now_ms;
     struct core_event *e = leader_event(l, CORE_EVENT_NODE_AWAY);
     memcpy(e->node, node->name, sizeof(e->node));
-    leader_step(l);
+    leader_stir(l);
 }

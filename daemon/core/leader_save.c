@@ -363,7 +363,7 @@ void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc,
         s->manifest_digest = manifest_digest;
         s->stage = LEADER_SAVE_RECORDING;
     }
-    leader_step(l);
+    leader_stir(l);
 }
 
 void leader_saves_stored(struct core_leader *l, enum leader_change change)

@@ -111,6 +111,7 @@ struct core_leader {
     char *name, *job_json;
     uint64_t random; /* state of the generator */
     uint64_t now_ms, start_ms;
+    uint32_t stirred; /* leader_step is due */
 
     struct wire_record record; /* durable; owned */
     uint64_t version;
@@ -235,6 +236,8 @@ void leader_event_proc(struct core_leader *l, enum core_event_code code,
 /* The record that messages speak of. */
 const struct wire_record *leader_said(const struct core_leader *l);
 void leader_step(struct core_leader *l);
+/* Something new is known: leader_step before the next effect. Many inputs cost one step. */
+void leader_stir(struct core_leader *l);
 
 /* leader_store.c: changes of the record. `next` is prepared as a copy of the record; the caller
  * edits it and then sends. */

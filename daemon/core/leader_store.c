@@ -90,7 +90,7 @@ void core_leader_on_store_done(struct core_leader *l, uint64_t op, int rc, uint6
     l->claimed = 1;
     leader_dirty_all(l);
     leader_change_done(l);
-    leader_step(l);
+    leader_stir(l);
 }
 
 const struct wire_record *core_leader_record(const struct core_leader *l)
