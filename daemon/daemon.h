@@ -64,7 +64,10 @@ struct proc { /* a rank's process, as this node sees it */
     uint32_t pid, shim_pid;
     enum proc_state state;
     int adopted, suspected, released, kill_wanted, stacks_wanted;
+    int reattaching; /* live, its shim is being reached again */
     int page_fd;
+    int pidfd;              /* of the rank; -1 not known */
+    uv_poll_t *dying;       /* on pidfd, after its shim was lost */
     struct wire_page *page; /* NULL until known */
     struct conn *shim_conn; /* NULL: not attached (yet) */
     struct conn *rank_conn; /* NULL: not connected */
@@ -255,6 +258,9 @@ void submit_request(struct daemon *daemon, const char *args, struct conn *conn,
 void submit_gone(struct daemon *daemon, struct conn *conn); /* nobody waits there any more */
 /* Takes up all runs of the store that are not over: the head's start, and a promotion. */
 BL_MUST_CHECK int submit_load(struct daemon *daemon, struct bl_errmsg *msg);
+/* The head's start, after that: runs that were accepted here and have no record yet, because the
+ * daemon died before its first decision. Not after a promotion: such a run may be another head's. */
+void submit_load_unborn(struct daemon *daemon);
 
 /* ---- promote.c ---- */
 

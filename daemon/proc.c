@@ -6,8 +6,8 @@
  *                                                                         | Exit: exited
  *      proc_adopt -----------------------^
  *
- * A shim that is gone has taken its rank along (PDEATHSIG): a connection that breaks is an exit,
- * with what the exit record says, if it got to write one.
+ * A shim that is gone takes its rank along (PDEATHSIG); see proc_attach.c for how that is made sure
+ * of before anybody is told.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,8 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -26,8 +24,6 @@
 #include "daemon/proc.h"
 #include "wire/belay.h"
 
-#define PROC_ATTACH_MS 10000 /* a started shim listens within this; then it is given up */
-#define PROC_RETRY_MS  5
 /* A dying rank's memory goes before its status can be had, 60 to 90 ms per GiB. So long is waited
  * for the status; then the leader is told without it. */
 #define PROC_SUSPECT_MS 20
@@ -61,7 +57,7 @@ struct proc *proc_new(struct run *run, uint64_t incarnation, uint32_t rank)
     proc->run = run;
     proc->incarnation = incarnation;
     proc->rank = rank;
-    proc->page_fd = -1;
+    proc->page_fd = proc->pidfd = -1;
     proc->timer = calloc(1, sizeof(*proc->timer));
     BL_ASSERT(proc->timer != NULL);
     uv_timer_init(run->daemon->loop, proc->timer);
@@ -91,12 +87,13 @@ void proc_free(struct proc *proc)
     if (proc->page_fd >= 0) {
         close(proc->page_fd);
     }
+    proc_watch_end(proc);
     free(proc);
 }
 
 /* ---- exits ---- */
 
-static void proc_exited(struct proc *proc, const struct wire_exit *status, const char *text)
+void proc_exited(struct proc *proc, const struct wire_exit *status, const char *text)
 {
     struct run *run = proc->run;
     char hex[17];
@@ -140,7 +137,7 @@ static int json_int(json_t *json, const char *key, int otherwise)
 }
 
 /* The exit record, where the shim got to write one; else "killed, nobody knows by what". */
-static void exit_record_read(const struct proc *proc, struct wire_exit *ret)
+void proc_exit_record_read(const struct proc *proc, struct wire_exit *ret)
 {
     char path[1200];
 
@@ -217,7 +214,7 @@ void proc_drop(struct run *run, uint64_t incarnation, uint64_t arena)
     }
 }
 
-static void kill_send(struct proc *proc)
+void proc_kill_send(struct proc *proc)
 {
     struct wire_shim_stacks stacks = {.request = 1};
     struct wire_shim_kill kill_message = {.signal = SIGKILL, .tree = 1};
@@ -272,6 +269,9 @@ static void proc_attached(struct proc *proc, const struct wire_shim_state *state
     proc->pid = state->pid;
     proc->shim_pid = state->shim_pid;
     proc->state = PROC_LIVE;
+    if (!state->exited) {
+        proc_watch_open(proc);
+    }
     if (proc->adopted) {
         event(run->daemon->events, EVENT_PROC_ADOPTED,
               "job=%s rank=%u pid=%u incarnation=%s exited=%u", run->name, proc->rank, proc->pid,
@@ -289,11 +289,27 @@ static void proc_attached(struct proc *proc, const struct wire_shim_state *state
             proc_keep_send(proc, &run->arenas[i]);
         }
     }
-    kill_send(proc);
+    proc_kill_send(proc);
+}
+
+/* The connection broke and the shim was there still: what was under way is said again. */
+static void proc_attached_again(struct proc *proc)
+{
+    struct run *run = proc->run;
+
+    proc->reattaching = 0;
+    uv_timer_stop(proc->timer);
+    for (uint32_t i = 0; i < run->arena_count; i++) {
+        if (run->arenas[i].incarnation == proc->incarnation) {
+            proc_keep_send(proc, &run->arenas[i]);
+        }
+    }
+    proc_kill_send(proc);
 }
 
 static void on_state(struct proc *proc, const struct wire_shim_state *state)
 {
+    struct run *run = proc->run;
     int first = proc->state == PROC_STARTING;
 
     state_take_fds(proc, state, first);
@@ -303,17 +319,21 @@ static void on_state(struct proc *proc, const struct wire_shim_state *state)
     }
     if (first) {
         proc_attached(proc, state);
+    } else if (proc->reattaching) {
+        proc_attached_again(proc);
     }
     if (state->suspected && !state->exited) {
         proc->exit = state->exit;
         proc_suspected(proc);
     }
-    if (state->exited) {
+    if (state->exited) { /* the proc may be released and freed in there */
         proc_exited(proc, &state->exit, "");
-    } else if (first && proc->run->adopting) {
-        adopt_settled(proc->run);
+        return;
     }
-    run_pump(proc->run);
+    if (first && run->adopting) {
+        adopt_settled(run);
+    }
+    run_pump(run);
 }
 
 static void on_stacked(struct proc *proc, const struct wire_shim_stacked *stacked)
@@ -359,122 +379,11 @@ static void on_shim_message(struct conn *conn, void *arg, const struct wire_fram
         bl_log(BL_LOG_ERROR, "proc", "a message of a shim (%s): %s", wire_type_name(frame->type),
                bl_strerror(rc));
         conn_close(conn);
-        proc->shim_conn = NULL;
+        proc_shim_closed(conn, proc, "it spoke nonsense");
     }
 }
 
-/* The shim is gone. Its rank dies with it by PDEATHSIG; SIGKILL makes sure, the pid is still ours
- * while its exit has not been seen. */
-static void on_shim_closed(struct conn *conn, void *arg, const char *text)
-{
-    struct proc *proc = arg;
-    struct wire_exit status;
-    char hex[17];
-
-    (void)conn;
-    proc->shim_conn = NULL;
-    if (proc->state == PROC_EXITED) {
-        return;
-    }
-    if (proc->state == PROC_STARTING && uv_is_active((uv_handle_t *)proc->timer)) {
-        return; /* the retry goes on */
-    }
-    daemon_hex(proc->incarnation, hex);
-    event(proc->run->daemon->events, EVENT_SHIM_LOST, "job=%s rank=%u pid=%u incarnation=%s",
-          proc->run->name, proc->rank, proc->pid, hex);
-    exit_record_read(proc, &status);
-    proc_exited(proc, &status, text);
-}
-
-static const struct conn_ops shim_ops = {on_shim_message, on_shim_closed};
-
-static int shim_connect(const char *path)
-{
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    const char *slash = strrchr(path, '/');
-    int dir = -1, fd;
-
-    if (strlen(path) < sizeof(addr.sun_path)) {
-        snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
-    } else { /* a socket's path has 107 bytes at most: through the directory's descriptor */
-        char text[1024];
-
-        snprintf(text, sizeof(text), "%.*s", (int)(slash - path), path);
-        dir = open(text, O_PATH | O_DIRECTORY | O_CLOEXEC);
-        snprintf(addr.sun_path, sizeof(addr.sun_path), "/proc/self/fd/%d/%.80s", dir, slash + 1);
-    }
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) != 0) {
-        int rc = -errno;
-
-        close(fd);
-        fd = rc;
-    } else if (fd < 0) {
-        fd = -errno;
-    }
-    if (dir >= 0) {
-        close(dir);
-    }
-    return fd;
-}
-
-static void shim_attach(struct proc *proc, int fd)
-{
-    struct daemon *daemon = proc->run->daemon;
-    struct wire_hello hello = {.version = WIRE_FRAME_VERSION,
-                               .role = WIRE_ROLE_DAEMON,
-                               .run = proc->run->id,
-                               .incarnation = daemon->incarnation};
-    struct wire_shim_attach attach = {proc->run->id, proc->incarnation, daemon->incarnation};
-
-    proc->shim_conn = conn_new(daemon->loop, fd, daemon->incarnation, &shim_ops, proc);
-    if (!proc->shim_conn) {
-        return;
-    }
-    conn_fds_allow(proc->shim_conn);
-    snprintf(hello.node, sizeof(hello.node), "%s", daemon->config.name);
-    snprintf(hello.build, sizeof(hello.build), "%s", BELAY_VERSION);
-    BL_IGNORE(conn_send(proc->shim_conn, WIRE_TYPE_HELLO, &hello, 0, NULL, 0) != 0 ||
-                  conn_send(proc->shim_conn, WIRE_TYPE_SHIM_ATTACH, &attach, 0, NULL, 0) != 0,
-              "a broken connection is told by its closing");
-}
-
-static void on_retry(uv_timer_t *timer)
-{
-    struct proc *proc = timer->data;
-    char path[1200];
-
-    if (proc->shim_conn) {
-        return;
-    }
-    proc_path(proc, "sock", path, sizeof(path));
-    int fd = shim_connect(path);
-
-    if (fd >= 0) {
-        uv_timer_stop(timer);
-        shim_attach(proc, fd);
-        return;
-    }
-    if (daemon_now_ms() < proc->attach_until_ms && !(proc->adopted && fd == -ECONNREFUSED)) {
-        return;
-    }
-    uv_timer_stop(timer);
-    if (proc->adopted) { /* nobody listens: shim and rank are dead */
-        struct wire_exit status;
-
-        exit_record_read(proc, &status);
-        proc_exited(proc, &status, "its shim was gone when the daemon came back");
-    } else {
-        proc_start_failed(proc, "its shim did not come up in time; see the .shim file beside its "
-                                "socket");
-    }
-}
-
-void proc_attach_begin(struct proc *proc)
-{
-    proc->attach_until_ms = daemon_now_ms() + bl_time_scaled_ms(PROC_ATTACH_MS);
-    uv_timer_start(proc->timer, on_retry, PROC_RETRY_MS, PROC_RETRY_MS);
-}
+const struct conn_ops proc_shim_ops = {on_shim_message, proc_shim_closed};
 
 void proc_on_shim_exit(uv_process_t *process, int64_t status, int signal_number)
 {
@@ -509,7 +418,7 @@ void proc_kill(struct run *run, uint64_t incarnation, int stacks)
     if (proc && proc->state != PROC_EXITED) {
         proc->kill_wanted = 1;
         proc->stacks_wanted = stacks;
-        kill_send(proc);
+        proc_kill_send(proc);
     }
 }
 

@@ -173,6 +173,15 @@ void proc_start(struct run *run, uint64_t incarnation, uint32_t rank)
     if (proc_find(run, incarnation)) {
         return;
     }
+    if (run->proc_count == DAEMON_PROCS_MAX) {
+        struct wire_exit status = {.code = 3};
+
+        event(run->daemon->events, EVENT_PROC_START_FAILED, "job=%s rank=%u reason=%s", run->name,
+              rank, "too many processes of this job, dead ones included, are on this node");
+        core_member_on_proc_exit(run->member, incarnation, &status, "too many processes",
+                                 daemon_now_ms());
+        return;
+    }
     struct proc *proc = proc_new(run, incarnation, rank);
 
     memset(&spawn, 0, sizeof(spawn));
