@@ -147,7 +147,7 @@ store_one() {
 # The run is over, whoever may have been told. A `belay run` whose submission was cut off may be
 # given again: then it is taken up, or is running already.
 it_over_or_again() {
-    [ "$(it_status .verdict)" = done ] && return 0
+    [ "$(it_status .verdict)" = "done" ] && return 0
     if it_run_ended && [ "$(cl_run_code)" != 0 ] && [ "$(it_status '.name // empty')" = "" ]; then
         cl_run "$JOB_FILE"
     fi

@@ -5,8 +5,8 @@
 # shellcheck source=tests/integration/harness.sh
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
-IT_PACE_MS=40
-STEPS=60
+IT_PACE_MS=60
+STEPS=100
 
 NODES=2
 
@@ -16,7 +16,6 @@ metrics_at() {
 
 # daemon_of NODE SIGNAL: goes, and is back after 30 steps.
 daemon_of() {
-    STEPS=100
     it_begin 4 node0 node1
     it_ready 10
     cl_node_kill "$1" "$2"
@@ -63,30 +62,26 @@ node_dies() {
     local pids
     mapfile -t pids < <(it_processes "$1")
     [ ${#pids[@]} -ge 6 ] || it_fail "only ${#pids[@]} processes on $1"
-    kill -KILL "${pids[@]}"
-    wait "${CL_PID[$1]}" 2>/dev/null
+    kill -KILL "${pids[@]}" 2>/dev/null
+    { wait "${CL_PID[$1]}"; } 2>/dev/null
     CL_PID[$1]=
 }
 
 case_member_dies_and_is_back() {
-    STEPS=60
     it_begin 4 node0 node1
     node_dies node1
     it_node node1
     it_wait 30 "recovery" it_recovered
     it_end
     [ "$(it_event_count STEPS_LOST)" -ge 1 ] || it_fail "no event says that steps were lost"
-    [ "$(it_event_count NODE_MEMORY_LOST)" -ge 1 ] || it_fail "no event says that the node's memory is gone"
+    [ "$(it_event_count RANK_EXITED '.fields.node == "node1"')" -ge 2 ] || it_fail "no event names the lost ranks"
     it_each_step
     it_verify
 }
 
 # Fewer ranks from then on.
 case_member_dies_for_good() {
-    STEPS=60
-    NODES=1
     it_begin 4 node0 node1
-    it_wait 20 "ranks on both" it_on_both
     node_dies node1
     it_wait 40 "recovery" it_recovered
     [ "$(it_event_count NODE_LOST)" -ge 1 ] || it_fail "no event says that the node is lost"
@@ -95,12 +90,7 @@ case_member_dies_for_good() {
     it_each_step
     it_verify
 }
-it_on_both() {
-    [ "$(it_status '[.ranks[]?.node] | unique | length')" = 2 ]
-}
-
 case_head_dies_and_is_back() {
-    STEPS=60
     it_begin 4 node0 node1
     node_dies node0
     it_node node0
@@ -112,15 +102,14 @@ case_head_dies_and_is_back() {
 
 # Everything everywhere, power off: from the newest checkpoint.
 case_all_die() {
-    STEPS=60
     it_begin 4 node0 node1
     it_wait 20 "a checkpoint" it_event SAVE_COMMITTED
     it_ready 15
     local pids
     # shellcheck disable=SC2119
     mapfile -t pids < <(it_processes)
-    kill -KILL "${pids[@]}"
-    wait
+    kill -KILL "${pids[@]}" 2>/dev/null
+    { wait; } 2>/dev/null
     CL_PID=([node0]='' [node1]='')
     it_node node0
     it_node node1
@@ -130,13 +119,15 @@ case_all_die() {
     it_verify
 }
 it_finished() {
-    [ "$(it_status .verdict)" = done ]
+    [ "$(it_status .verdict)" = "done" ]
 }
 
 # A node that comes late is taken in.
 case_member_comes_late() {
     STEPS=150
     NODES=1
+    DEADLINES="{beat: 100ms, lease: 1s, step_floor: 2500ms, init_floor: 4s, save: 30s, join: 4s, restart: 3s,
+                grace: 2s}"
     it_job 4
     it_alone
     CL_NODES=(node0 node1)

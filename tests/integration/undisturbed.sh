@@ -14,7 +14,7 @@ whole() {
     it_recoveries 0 0
     it_each_step 1
     it_verify
-    [ "$(it_status .verdict)" = done ] || it_fail "status says $(it_status .verdict) at the end"
+    [ "$(it_status .verdict)" = "done" ] || it_fail "status says $(it_status .verdict) at the end"
     "$CL_BIN/belay" status --socket "$(cl_socket "$(cl_head)")" >"$IT_DIR/out.log" 2>&1 ||
         it_fail "belay status leaves with $? after a run that went well"
     it_wait 5 "no rank and no shim left" it_nothing_runs
