@@ -187,6 +187,11 @@ static void loop_once(struct shim *shim, uint64_t *quiet_ms)
         return;
     }
     if (fds[POLL_LIFE].revents && read(shim->life_fd, &ticks, sizeof(ticks)) > 0) {
+        /* Where only the thread ended that joined, the process is to end too: it is told to be
+         * dead from here on. For one that is dying this changes nothing, not even its status. */
+        if (!shim->exit.known) {
+            kill(shim->pid, SIGKILL);
+        }
         shim->suspected = 1;
         shim_exit_guess(shim);
         shim_link_push_suspect(shim);

@@ -20,9 +20,10 @@
 
 #include "base/error.h"
 #include "shim/shim_log.h"
+#include "wire/edge.h"
 #include "wire/slot.h"
 
-#define SHIM_KEEP_MAX    64   /* memfds of one rank */
+#define SHIM_KEEP_MAX    15   /* memfds of one rank; with the beat page all fit beside one frame */
 #define SHIM_CLIENTS_MAX 4    /* a daemon, its successor, and two more */
 #define SHIM_DRAIN_MS    2000 /* after the rank's death its log is waited for this long */
 #define SHIM_STACKS_MS   5000 /* eu-stack gets this long; then it is killed and the kill goes on */
@@ -50,6 +51,8 @@ struct shim_keep { /* a memfd held for the daemon */
     int fd;
 };
 
+_Static_assert(SHIM_KEEP_MAX + 1 <= WIRE_FDS_MAX, "a state carries them all");
+
 struct shim_client;
 
 struct shim {
@@ -62,6 +65,7 @@ struct shim {
     struct shim_keep keeps[SHIM_KEEP_MAX];
     uint32_t keep_count;
     struct shim_client *clients[SHIM_CLIENTS_MAX];
+    uint64_t client_count;       /* that ever came */
     pid_t stacks_pid;            /* of eu-stack, 0 when none runs */
     uint64_t stacks_deadline_ms; /* of the loop's clock */
     int kill_after_stacks;

@@ -24,6 +24,7 @@ struct shim_client {
     int fds[WIRE_FDS_MAX]; /* came, not yet taken */
     uint32_t fd_count;
     int greeted, attached;
+    uint64_t came; /* in which order they came */
 };
 
 static uint64_t env_hex(const char *name)
@@ -378,6 +379,27 @@ void shim_link_event(struct shim *shim, uint32_t index, short events)
     }
 }
 
+/* A free place. A daemon must always find one: the oldest that has not attached makes room, else
+ * the oldest. */
+static uint32_t client_place(struct shim *shim)
+{
+    uint32_t best = 0;
+
+    for (uint32_t i = 0; i < SHIM_CLIENTS_MAX; i++) {
+        const struct shim_client *client = shim->clients[i], *other = shim->clients[best];
+
+        if (!client) {
+            return i;
+        }
+        if (client->attached < other->attached ||
+            (client->attached == other->attached && client->came < other->came)) {
+            best = i;
+        }
+    }
+    client_close(shim, best);
+    return best;
+}
+
 void shim_link_accept(struct shim *shim)
 {
     struct ucred peer;
@@ -392,18 +414,16 @@ void shim_link_accept(struct shim *shim)
         close(fd);
         return;
     }
-    for (uint32_t i = 0; i < SHIM_CLIENTS_MAX; i++) {
-        if (!shim->clients[i]) {
-            shim->clients[i] = calloc(1, sizeof(struct shim_client));
-            if (!shim->clients[i]) {
-                break;
-            }
-            shim->clients[i]->fd = fd;
-            wire_decoder_init(&shim->clients[i]->decoder, 65536);
-            return;
-        }
+    uint32_t at = client_place(shim);
+
+    shim->clients[at] = calloc(1, sizeof(struct shim_client));
+    if (!shim->clients[at]) {
+        close(fd);
+        return;
     }
-    close(fd);
+    shim->clients[at]->fd = fd;
+    shim->clients[at]->came = ++shim->client_count;
+    wire_decoder_init(&shim->clients[at]->decoder, 65536);
 }
 
 /* A socket's path has 107 bytes at most; longer ones go through the directory's descriptor. */

@@ -11,8 +11,8 @@
 
 #include "shim/shim.h"
 
-#define RANK_PIPE_BYTES (1 << 20) /* room for a burst while the shim is not scheduled */
-#define RANK_TREE_MAX   4096
+#define RANK_PIPE_BYTES (1 << 20)  /* room for a burst while the shim is not scheduled */
+#define RANK_PID_MAX    (4u << 20) /* the kernel's own bound of pid_max */
 
 struct rank_failure { /* sent up by a child that could not become the rank */
     int error;
@@ -145,47 +145,90 @@ static pid_t parent_of(pid_t pid)
     return parent;
 }
 
+/* Processes of this machine, as many as there are; only those below this one count. */
+struct tree {
+    struct tree_process {
+        pid_t pid, parent;
+    } * all;
+    size_t count, capacity;
+    uint8_t *ours; /* a bit for each pid */
+};
+
+static int tree_is_ours(const struct tree *tree, pid_t pid)
+{
+    return tree->ours[pid / 8] >> (pid % 8) & 1;
+}
+
+static void tree_mark(struct tree *tree, pid_t pid)
+{
+    tree->ours[pid / 8] |= (uint8_t)(1 << (pid % 8));
+}
+
+static void tree_add(struct tree *tree, pid_t pid, pid_t parent)
+{
+    if (tree->count == tree->capacity) {
+        size_t grown = tree->capacity ? 2 * tree->capacity : 1024;
+        struct tree_process *moved = realloc(tree->all, grown * sizeof(*moved));
+
+        if (!moved) { /* those found so far are killed, the next look finds the others */
+            return;
+        }
+        tree->all = moved;
+        tree->capacity = grown;
+    }
+    tree->all[tree->count++] = (struct tree_process){pid, parent};
+}
+
+/* Marks the children of this process and all below them. */
+static void tree_find(struct tree *tree, const struct shim *shim)
+{
+    DIR *proc = opendir("/proc");
+    struct dirent *entry;
+    int changed = 1;
+
+    while (proc && (entry = readdir(proc))) {
+        pid_t pid = (pid_t)atoi(entry->d_name);
+        pid_t parent = pid > 0 && (uint32_t)pid < RANK_PID_MAX ? parent_of(pid) : 0;
+
+        if (parent > 0 && pid != shim->stacks_pid) {
+            tree_add(tree, pid, parent);
+        }
+    }
+    if (proc) {
+        closedir(proc);
+    }
+    while (changed) {
+        changed = 0;
+        for (size_t i = 0; i < tree->count; i++) {
+            const struct tree_process *one = &tree->all[i];
+
+            if (!tree_is_ours(tree, one->pid) &&
+                (one->parent == getpid() || tree_is_ours(tree, one->parent))) {
+                tree_mark(tree, one->pid);
+                changed = 1;
+            }
+        }
+    }
+}
+
 /* Kills every process below this one: the shim is their subreaper, so that none can leave the tree.
  * A process may fork while we look: callers repeat until none is found. */
 static int tree_kill(const struct shim *shim)
 {
-    static struct {
-        pid_t pid, parent;
-        int ours;
-    } all[RANK_TREE_MAX];
-    int count = 0, found = 0, changed = 1;
-    DIR *proc = opendir("/proc");
-    struct dirent *entry;
+    struct tree tree = {.ours = calloc(RANK_PID_MAX / 8, 1)}; /* pages that are touched, no more */
+    int found = 0;
 
-    if (!proc) {
+    if (!tree.ours) {
         return 0;
     }
-    while ((entry = readdir(proc)) && count < RANK_TREE_MAX) {
-        pid_t pid = (pid_t)atoi(entry->d_name);
-        pid_t parent = pid > 0 ? parent_of(pid) : 0;
-
-        if (parent > 0) {
-            all[count].pid = pid;
-            all[count].parent = parent;
-            all[count++].ours = parent == getpid() && pid != shim->stacks_pid;
+    tree_find(&tree, shim);
+    for (size_t i = 0; i < tree.count; i++) {
+        if (tree_is_ours(&tree, tree.all[i].pid)) {
+            found += kill(tree.all[i].pid, SIGKILL) == 0;
         }
     }
-    closedir(proc);
-    while (changed) {
-        changed = 0;
-        for (int i = 0; i < count; i++) {
-            for (int j = 0; !all[i].ours && j < count; j++) {
-                if (all[j].ours && all[i].parent == all[j].pid) {
-                    all[i].ours = changed = 1;
-                }
-            }
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        if (all[i].ours) {
-            found += kill(all[i].pid, SIGKILL) == 0;
-        }
-    }
+    free(tree.all);
+    free(tree.ours);
     return found;
 }
 
