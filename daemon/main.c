@@ -206,7 +206,14 @@ static int daemon_start(struct daemon *daemon, struct bl_errmsg *msg)
           daemon->config.name, (int)getpid(), BELAY_VERSION, daemon->is_head ? "head" : "member");
     status_load(daemon);
     adopt_scan(daemon);
-    return daemon->is_head ? submit_load(daemon, msg) : 0;
+    if (!daemon->is_head) {
+        return 0;
+    }
+    rc = submit_load(daemon, msg);
+    if (rc == 0) {
+        submit_load_unborn(daemon);
+    }
+    return rc;
 }
 
 static void handles_start(struct daemon *daemon, struct main_handles *handles)

@@ -418,6 +418,35 @@ void status_keep(struct run *run)
     ended_add(run->daemon, one);
 }
 
+void status_keep_record(struct daemon *daemon, const struct wire_record *record)
+{
+    json_t *known = status_ended(daemon, record->run);
+    json_t *step = json_object_get(known, "step");
+    char digest[BL_STATE_DIGEST_TEXT_BYTES];
+    int code;
+
+    if (json_is_integer(step) && (uint64_t)json_integer_value(step) >= record->end_step) {
+        return;
+    }
+    json_t *one = json_object();
+
+    set_text(one, "name", record->name);
+    set_hex(one, "run", record->run);
+    set_text(one, "verdict", verdict_ended(record->verdict, &code));
+    set(one, "exit_code", json_integer(code));
+    set_text(one, "phase", phase_name(WIRE_PHASE_DONE));
+    set_text(one, "text", record->cause);
+    set_u64(one, "generation", record->generation);
+    set_u64(one, "step", record->end_step);
+    if (record->end_digest_known) {
+        bl_state_digest_format(&record->end_digest, digest);
+        set_text(one, "digest", digest);
+        set_u64(one, "digest_step", record->end_step);
+    }
+    set(one, "needs", code == 0 || code == 4 ? json_array() : json_pack("[s]", record->cause));
+    ended_add(daemon, one);
+}
+
 void status_load(struct daemon *daemon)
 {
     char path[1500];

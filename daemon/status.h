@@ -16,6 +16,9 @@
 char *status_json(struct daemon *daemon, const char *name);
 /* A run's leader goes: keeps its last status, in memory and in its directory. */
 void status_keep(struct run *run);
+/* Keeps what the store says of a run that ended, where this node has no better: a daemon may die
+ * between the run's end and status_keep. */
+void status_keep_record(struct daemon *daemon, const struct wire_record *record);
 /* The last status of a run that ended, by id; view, NULL if it is not known. */
 json_t *status_ended(const struct daemon *daemon, uint64_t run);
 /* The same by name (NULL: the newest). */

@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "daemon/daemon.h"
 #include "daemon/engine_client.h"
+#include "daemon/status.h"
 
 #define OWNER_FILE "belay.run" /* in run_dir: the run's id */
 
@@ -518,6 +519,9 @@ static int load_each(void *arg, const char *key, uint64_t revision, const void *
         bl_log(BL_LOG_ERROR, "store", "%s: %s", key, msg.text);
         return 0; /* one bad value must not keep the others down */
     }
+    if (record.phase == WIRE_PHASE_DONE) {
+        status_keep_record(daemon, &record);
+    }
     /* One that is over may still have to be told so on this node. */
     if ((record.phase != WIRE_PHASE_DONE || run) && !(run && run->leader)) {
         int is_new = run == NULL;
@@ -538,8 +542,7 @@ static int load_each(void *arg, const char *key, uint64_t revision, const void *
     return 0;
 }
 
-/* Runs that were accepted and have no record yet: the daemon died before its first decision. */
-static void load_unborn(struct daemon *daemon)
+void submit_load_unborn(struct daemon *daemon)
 {
     for (uint32_t i = daemon->run_count; i > 0; i--) {
         struct run *run = daemon->runs[i - 1];
@@ -559,10 +562,5 @@ static void load_unborn(struct daemon *daemon)
 
 int submit_load(struct daemon *daemon, struct bl_errmsg *msg)
 {
-    int rc = store_each(daemon->store, "run/", load_each, daemon, msg);
-
-    if (rc == 0) {
-        load_unborn(daemon);
-    }
-    return rc;
+    return store_each(daemon->store, "run/", load_each, daemon, msg);
 }

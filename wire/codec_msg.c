@@ -267,5 +267,8 @@ static const struct codec_field fields_record[] = {
     F_STR(wire_record, cause),
     F_TEXT(wire_record, job_json, WIRE_JSON_MAX),
     F_U64(wire_record, state_elems),
+    F_U64(wire_record, end_step),
+    F_U32(wire_record, end_digest_known),
+    F_WORDS(wire_record, end_digest),
 };
 CODEC_TABLE(record, wire_record, record, NULL);

@@ -306,8 +306,11 @@ struct wire_record {
     uint64_t committed_generation;
     uint64_t committed_digest; /* of its manifest */
     char committed_dir[WIRE_DIR_MAX];
-    char cause[WIRE_TEXT_MAX]; /* why the generation was opened */
+    char cause[WIRE_TEXT_MAX]; /* why the generation was opened, or the run ended */
     char *job_json;            /* owned */
+    uint64_t end_step;         /* with DONE: the step that the run ended at */
+    uint32_t end_digest_known;
+    struct bl_state_digest end_digest; /* of the whole state at end_step */
 };
 
 void wire_record_close(struct wire_record *record);

@@ -313,6 +313,11 @@ void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const cha
     next->phase = WIRE_PHASE_DONE;
     next->verdict = verdict;
     next->committing_attempt = 0;
+    struct leader_set set;
+    next->end_step = l->ended ? l->end_step : l->step;
+    next->end_digest_known = (uint32_t)leader_set_find(l, next->end_step, 0, &set);
+    next->end_digest = set.digest;
+    leader_set_close(&set);
     snprintf(next->cause, sizeof(next->cause), "%s", text);
     if (!next->job_json) {
         next->job_json = strdup(l->job_json);
