@@ -24,9 +24,6 @@ static const char help[] =
     "                  differ from it in ranks, places and deadlines\n"
     "  --replace-binary\n"
     "                  resume although the trainer's executable is another one now\n"
-    "  --accept-numerics-change\n"
-    "                  resume although the numeric probe differs: the bits may differ\n"
-    "                  from those of an undisturbed run\n"
     "  --socket PATH   of the daemon\n"
     "\n"
     "Examples:\n"
@@ -46,8 +43,7 @@ static json_t *submit_args(const struct tool_args *args, const struct tool_sourc
         return NULL;
     }
     json_t *asked = json_pack("{s:o,s:b,s:b}", "job", job, "replace_binary",
-                              (args->given & TOOL_OPT_REPLACE_BINARY) != 0, "accept_numerics",
-                              (args->given & TOOL_OPT_ACCEPT_NUMERICS) != 0);
+                              (args->given & TOOL_OPT_REPLACE_BINARY) != 0, "accept_numerics", 0);
     BL_ASSERT(asked != NULL);
     if (source->dir[0] != '\0') {
         json_t *recover = json_pack("{s:s,s:s}", "root", source->root, "dir", source->dir);
@@ -147,6 +143,11 @@ static int run_run(const struct tool_args *args)
 {
     struct tool_source source;
     FILE *out = (args->given & TOOL_OPT_JSON) ? stderr : stdout;
+    if (args->given & TOOL_OPT_ACCEPT_NUMERICS) {
+        tool_say(&tool_run, "--accept-numerics-change is not built into this version: resume where "
+                            "libraries and processor are as before");
+        return TOOL_COULD_NOT;
+    }
     if (args->word_count == 0 && args->recover == NULL) {
         tool_say(&tool_run, "which job? belay run JOB.yaml (belay run --help)");
         return TOOL_USAGE;

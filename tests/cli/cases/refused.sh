@@ -20,6 +20,7 @@ try "$BELAY" events --since 99999999999999999999
 try "$BELAY" run
 try "$BELAY" run a.yaml b.yaml
 try "$BELAY" run --recover
+try "$BELAY" run a.yaml --accept-numerics-change
 try "$BELAY" recover
 try "$BELAY" recover --abandon --resume
 for command in top drain undrain hold set plan bench sim; do
