@@ -187,7 +187,10 @@ static int defaults_set(struct daemon_config *config, struct bl_errmsg *msg)
     int n = 0;
 
     if (config->name[0] == '\0') {
-        gethostname(config->name, sizeof(config->name) - 1);
+        char host[sizeof(config->name)] = "";
+
+        BL_IGNORE(gethostname(host, sizeof(host) - 1) != 0, "then it has no name, and is told so");
+        memcpy(config->name, host, sizeof(host));
         config->name[strcspn(config->name, ".")] = '\0';
     }
     if (config->state_dir[0] == '\0') {

@@ -177,7 +177,8 @@ static void on_peer_message(struct conn *conn, void *arg, const struct wire_fram
         char node[WIRE_NODE_MAX];
 
         snprintf(node, sizeof(node), "%s", peer->node);
-        if (rc != BL_ECONFLICT && rc != -ECONNREFUSED) { /* these are told elsewhere */
+        /* These are told elsewhere, or strangers' nonsense. */
+        if (rc != BL_ECONFLICT && rc != -ECONNREFUSED && node[0]) {
             bl_log(BL_LOG_WARN, "control", "%s of %s: %s", wire_type_name(frame->type), node,
                    bl_strerror(rc));
         }
@@ -198,7 +199,9 @@ static void on_peer_closed(struct conn *conn, void *arg, const char *text)
     char node[WIRE_NODE_MAX];
 
     snprintf(node, sizeof(node), "%s", peer->node);
-    bl_log(BL_LOG_INFO, "control", "connection of %s: %s", node[0] ? node : "?", text);
+    if (node[0]) { /* strangers may come by the thousand */
+        bl_log(BL_LOG_INFO, "control", "connection of %s: %s", node, text);
+    }
     tool_link_gone(daemon, conn);
     peer_free(peer);
     if (node[0]) {
@@ -208,6 +211,18 @@ static void on_peer_closed(struct conn *conn, void *arg, const char *text)
 }
 
 static const struct conn_ops peer_ops = {on_peer_message, on_peer_closed};
+
+/* A connection that has not said hello makes room for a new one. */
+static void stranger_drop(struct control *control)
+{
+    for (uint32_t i = 0; i < control->peer_count; i++) {
+        if (control->peers[i]->node[0] == '\0') {
+            conn_close(control->peers[i]->conn);
+            peer_free(control->peers[i]);
+            return;
+        }
+    }
+}
 
 static void on_accept(uv_poll_t *poll, int status, int events)
 {
@@ -222,6 +237,9 @@ static void on_accept(uv_poll_t *poll, int status, int events)
             bl_log(BL_LOG_WARN, "control", "refused: %s", msg.text);
             close(fd);
             continue;
+        }
+        if (control->peer_count == DAEMON_PEERS_MAX) {
+            stranger_drop(control);
         }
         struct peer *peer =
             control->peer_count < DAEMON_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
@@ -457,7 +475,7 @@ void control_send_report(struct daemon *daemon, const struct wire_report *report
 {
     struct conn *head = control_head(daemon);
 
-    if (head) {
+    if (head && !conn_is_behind(head)) {
         BL_IGNORE(conn_send(head, WIRE_TYPE_REPORT, report, report->generation, NULL, 0) != 0,
                   "the machine repeats it");
     }
@@ -468,7 +486,7 @@ void control_send_directive(struct daemon *daemon, const char *node,
 {
     struct peer *peer = peer_find(daemon->control, node);
 
-    if (peer) {
+    if (peer && !conn_is_behind(peer->conn)) {
         BL_IGNORE(conn_send(peer->conn, WIRE_TYPE_DIRECTIVE, directive, directive->generation, NULL,
                             0) != 0,
                   "the machine repeats it");

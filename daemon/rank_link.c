@@ -17,7 +17,7 @@ void rank_link_send(struct run *run, uint64_t incarnation)
     struct proc *proc = proc_find(run, incarnation);
     struct wire_rank_directive directive;
 
-    if (!proc || !proc->rank_conn ||
+    if (!proc || !proc->rank_conn || conn_is_behind(proc->rank_conn) ||
         core_member_rank_directive(run->member, incarnation, &directive) != 0) {
         return;
     }

@@ -114,6 +114,10 @@ static void on_notify(uv_timer_t *timer)
 
     tools_wait_look(tools);
     for (uint32_t i = 0; i < tools->follower_count; i++) {
+        if (conn_is_behind(tools->followers[i].conn)) { /* stopped: hears it when it reads again */
+            uv_timer_start(timer, on_notify, TOOLS_BEHIND_MS, 0);
+            continue;
+        }
         if (tools->followers[i].verb == WIRE_VERB_EVENTS) {
             events_tell(tools, &tools->followers[i]);
         } else {
@@ -127,7 +131,8 @@ void tool_link_notify(struct daemon *daemon)
     struct tools *tools = daemon->tools;
 
     if (tools && tools->follower_count + tools->waiting_count > 0 &&
-        !uv_is_active((uv_handle_t *)tools->timer)) {
+        (!uv_is_active((uv_handle_t *)tools->timer) ||
+         uv_timer_get_due_in(tools->timer) > TOOLS_NOTIFY_MS)) {
         uv_timer_start(tools->timer, on_notify, TOOLS_NOTIFY_MS, 0);
     }
 }

@@ -8,7 +8,8 @@
 #define TOOLS_FOLLOWERS_MAX 32
 #define TOOLS_STORED_MAX    64
 #define TOOLS_PASSED_MAX    64
-#define TOOLS_NOTIFY_MS     100 /* followers hear of changes at most this often */
+#define TOOLS_BEHIND_MS     1000 /* a follower that does not read is looked at again */
+#define TOOLS_NOTIFY_MS     100  /* followers hear of changes at most this often */
 
 struct follower {
     struct conn *conn;
