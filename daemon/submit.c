@@ -291,6 +291,12 @@ static void submit_make(struct submit *submit)
     rc = store_swap(daemon->store, key, submit->exe_version, exe, 16, on_exe_stored, NULL);
     run->exe_digest = submit->exe_frozen;
     run_remember(run);
+    if (resumed) { /* DONE would tell the members that there is nothing to do */
+        submit->record.phase = WIRE_PHASE_NONE;
+        submit->record.verdict = WIRE_VERDICT_NONE;
+        wire_plan_close(&submit->record.plan);
+        memset(&submit->record.plan, 0, sizeof(submit->record.plan));
+    }
     rc = rc ? rc
             : leader_edge_open(run, resumed ? &submit->record : NULL, submit->record_version,
                                resumed, &msg);

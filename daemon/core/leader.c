@@ -230,13 +230,13 @@ static void leader_claim_step(struct core_leader *l)
     uint32_t wanted = l->config.nodes_min ? l->config.nodes_min : 1;
     uint32_t connected = nodes_connected(l);
 
-    if (l->record.phase == WIRE_PHASE_DONE && connected < wanted && !l->stop_asked) {
+    int is_resumed = l->record.phase == WIRE_PHASE_DONE || l->record.phase == WIRE_PHASE_NONE;
+
+    if (is_resumed && connected < wanted && !l->stop_asked) {
         leader_wait_set(l, CORE_WAIT_NODES, "%u of %u nodes", connected, wanted);
         return;
     }
-    leader_cause(l, 0, "%s",
-                 l->record.phase == WIRE_PHASE_DONE ? "the run is resumed"
-                                                    : "the leader was started anew");
+    leader_cause(l, 0, "%s", is_resumed ? "the run is resumed" : "the leader was started anew");
     leader_open_send(l);
 }
 

@@ -191,8 +191,9 @@ int leader_node_has_newest(const struct core_leader *l, const struct leader_node
 
 int leader_directive_due(struct core_leader *l, char name[WIRE_NODE_MAX])
 {
-    /* Before there is a record nothing is decided: members are told that there is a run. */
-    int is_unborn = l->version == 0;
+    /* Before there is a record, and before a run is taken up again, nothing is decided: members are
+     * told that there is a run. */
+    int is_unborn = l->version == 0 || l->record.phase == WIRE_PHASE_NONE;
     int may_speak = l->claimed || is_unborn || !leader_has_rule(l, WIRE_RULE_CAS_FIRST);
     for (uint32_t i = 0; may_speak && !l->deposed && i < l->node_count; i++) {
         struct leader_node *node = &l->nodes[i];
