@@ -6,7 +6,7 @@
 # shellcheck source=tests/integration/harness.sh
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
-STEPS=150
+IT_SECONDS=${IT_SECONDS:-120}
 IT_PACE_MS=40
 
 # fds NODE: how many descriptors its daemon holds.
@@ -56,8 +56,8 @@ answers() {
 }
 
 case_sockets() {
-    IT_SECONDS=120
     NODES=2
+    STEPS=500
     it_begin 2 node0 node1
     it_ready 5
     local before0 before1 kib0 shims bulk
@@ -113,7 +113,7 @@ sleep 1000 & echo \$! >>$IT_DIR/left"
     kill -KILL "$(cl_rank_pid 1)"
     it_wait 20 "recovery" it_recovered
     it_end
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2086,SC2046
     it_wait 5 "all grandchildren are gone" gone $pids $(cat "$IT_DIR/left")
 }
 gone() {
@@ -125,7 +125,6 @@ gone() {
 
 # 400 MB of noise, lines without end, and a flood of short ones: rotated, bounded, still its lines.
 case_log() {
-    IT_SECONDS=120
     wrapper "(head -c 400000000 /dev/urandom; yes | head -c 2000000; head -c 3000000 /dev/zero; echo end of noise) &"
     STEPS=100
     it_begin 1 node0
@@ -146,7 +145,6 @@ case_log() {
 
 # The state directory is full: ranks go on, somebody is told; with room again a recovery works.
 case_state_full() {
-    IT_SECONDS=120
     STEPS=200
     it_job 2
     it_alone

@@ -145,8 +145,8 @@ case_other_arithmetic() {
     it_wait 30 "the run on two ranks" it_step_is 5
     it_before
     it_node node1 OPENBLAS_CORETYPE="$type"
-    it_wait 30 "a refusal that names the probe" it_event RANK_REFUSED '.fields.node == "node1" and
-        (.fields.text | test("probe"))'
+    it_wait 30 "a refusal that says why" it_event RANK_REFUSED '.fields.node == "node1" and
+        (.fields.text | test("probe|function"))'
     it_end 60
     it_survivors
     [ "$(it_status .world)" = 2 ] || it_fail "the run went on with $(it_status .world) ranks"
