@@ -21,6 +21,7 @@ IT_WHO=            # "rank.sh killed"
 IT_ALONE=          # digest of the trainer alone
 IT_PIDS=           # live ranks before the fault, "rank pid" a line
 IT_SEQ=0           # number of the newest event before the fault
+IT_MS=0            # when that was looked at
 IT_FAIL=           # failpoints of daemons and ranks started from now on
 IT_PACE_MS=20      # each step takes at least so long; 0: as fast as it can
 IT_EXTRA_NODE=()   # NAME=VALUE... for daemons started from now on
@@ -256,6 +257,7 @@ it_rank_pids() {
 it_before() {
     IT_SEQ=$(it_events_newest)
     IT_PIDS=$(it_rank_pids)
+    IT_MS=$(cl_now_ms)
 }
 
 # --- judging ----------------------------------------------------------------------------------
@@ -268,6 +270,19 @@ it_end() {
     [ "$code" = 0 ] || it_fail "belay run left with $code, not 0: $(tail -n 1 "$CL_DIR/run.log")"
     got=$(cl_run_digest)
     [ "$got" = "$IT_ALONE" ] || it_fail "ended in ${got:-no digest}, the trainer alone in $IT_ALONE"
+    it_report
+}
+
+# For whoever reads the log: how soon the fault was noticed, the next step, what was lost.
+it_report() {
+    [ "$IT_MS" -gt 0 ] || return 0
+    it_events "${CL_NODES[@]}" | jq -rs --argjson ms "$IT_MS" '
+        [.[] | select(.ms >= $ms)] as $since
+        | ([$since[] | select(.name | IN("PROC_SUSPECTED", "RANK_EXITED", "RANK_FAILED", "RANK_HUNG",
+            "NODE_AWAY", "HEAD_AWAY", "ENGINE_LOST", "SHIM_LOST")) | .ms] | min) as $seen
+        | ([$since[] | select(.name == "RECOVERED")] | first) as $back
+        | if $seen then "noticed after \($seen - $ms) ms" else "nothing to notice" end,
+          if $back then "next step after \($back.ms - $ms) ms, \($back.fields.count // 0) steps lost" else empty end'
 }
 
 it_recovered() {
