@@ -132,6 +132,8 @@ struct sim_generation { /* what the world knows of a generation, for barriers an
     uint32_t nodes[64];
     uint64_t entered[64], voted[64], sealed[64], connected[64];
     uint64_t begun_max, started_ms;
+    uint32_t over;      /* a later generation runs */
+    uint64_t voted_max; /* newest step that anyone had voted for by then */
 };
 
 struct sim_profile { /* chances in 1/1000 unless said */
