@@ -20,6 +20,7 @@ void cluster_init(struct cluster *c, uint32_t nodes, uint32_t ranks, uint32_t ra
 {
     memset(c, 0, sizeof(*c));
     c->now = 1000;
+    c->probe = 12;
     c->elems = 40ull * ranks;
     c->nodes = calloc(nodes, sizeof(*c->nodes));
     BL_ASSERT(c->nodes);
@@ -216,7 +217,7 @@ static void node_order(struct cluster *c, uint32_t index, const struct wire_proc
         p->rank = order->rank;
         p->world = 1;
         p->function_id = 11;
-        p->probe = 12;
+        p->probe = c->probe;
         p->state = c->no_start ? WIRE_RANK_STARTING : WIRE_RANK_JOINED;
     }
     if (p && order->kill && p->state != WIRE_RANK_EXITED) {

@@ -32,6 +32,7 @@ struct cluster {
     struct core_leader *leader;
     struct core_leader_config config;
     uint64_t now, version, elems;
+    uint64_t probe; /* of processes started from now on */
     struct cluster_node *nodes;
     uint32_t node_count;
     struct cluster_proc *procs;
