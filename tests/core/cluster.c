@@ -94,6 +94,14 @@ static struct cluster_proc *proc_find(struct cluster *c, uint64_t incarnation, u
 
 /* ---- reports ---- */
 
+/* Adds up over any cut, as state digests do. */
+static struct bl_state_digest proc_digest(const struct cluster *c, const struct cluster_proc *p,
+                                          uint64_t step)
+{
+    uint64_t count = c->elems * (p->rank + 1) / p->world - c->elems * p->rank / p->world;
+    return (struct bl_state_digest){{count, count * (step + 1)}};
+}
+
 static void arena_fill(const struct cluster *c, struct cluster_proc *p,
                        struct wire_arena_info *info)
 {
@@ -111,7 +119,7 @@ static void arena_fill(const struct cluster *c, struct cluster_proc *p,
                                              .generation = p->arena_generation,
                                              .line = 1,
                                              .step = p->arena_step,
-                                             .digest = {{p->rank + 1, p->arena_step}}};
+                                             .digest = proc_digest(c, p, p->arena_step)};
     if (p->told == p->arena) {
         return; /* extents travel once */
     }
@@ -143,7 +151,7 @@ static void proc_report(const struct cluster *c, struct cluster_proc *p, struct 
                                         .failed_generation = p->failed_generation,
                                         .stop_flags = p->stop_flags,
                                         .request_done = p->request_done,
-                                        .ready_digest = {{p->rank + 1, p->step}}};
+                                        .ready_digest = proc_digest(c, p, p->step)};
     if (p->state == WIRE_RANK_STARTING) {
         r->rank.sequence = 0;
     }
