@@ -32,12 +32,16 @@ static int shard_open(struct shard *shard, const char *path, struct bl_errmsg *m
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return bl_err(msg, BL_ECONFIG, "data file %s: %s", path, strerror(errno));
+        return bl_err(msg, BL_ECONFIG,
+                      "data file %s: %s: data.files of the job names it, and it must be readable "
+                      "on every node",
+                      path, strerror(errno));
     }
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(fd);
-        return bl_err(msg, BL_ECONFIG, "data file %s: not a regular file", path);
+        return bl_err(msg, BL_ECONFIG,
+                      "data file %s: not a regular file: data.files takes files, no folders", path);
     }
     shard->count = (uint64_t)st.st_size;
     if (shard->count > 0) {

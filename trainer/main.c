@@ -35,6 +35,7 @@ static const char help[] =
     "  --help, --version\n"
     "\n"
     "Examples:\n"
+    "  belay-train --check job.yaml\n"
     "  belay-train --job job.yaml --ranks 4 --digest\n"
     "  belay-train sample --job job.yaml --weights ckpt/step-000000001200.g7 \\\n"
     "      --prompt 'Once upon a time' --tokens 200 --temperature 0.8\n"
@@ -142,7 +143,11 @@ int main(int argc, char **argv)
     if (args.check != NULL) {
         return train_check_main(args.check);
     }
-    if (args.probe && args.job != NULL) {
+    if (args.probe && args.job == NULL) {
+        fputs("belay-train: --probe needs --job FILE; see belay-train --help\n", stderr);
+        return EXIT_USAGE;
+    }
+    if (args.probe) {
         return train_probe_main(args.job, args.alone.threads);
     }
     if (belay_is_supervised()) {

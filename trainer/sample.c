@@ -31,7 +31,13 @@ static const char help[] =
     "  --tokens N         how many tokens to add (default 200)\n"
     "  --temperature X    0: always the likeliest token (default 0.8)\n"
     "  --top-k K          choose among the K likeliest only; 0: all (default 0)\n"
-    "  --seed S           another text for every seed, the same for the same (default 1)\n"
+    "  --seed S           other seeds, other texts; the same seed, the same text\n"
+    "                     (default 1)\n"
+    "\n"
+    "Examples:\n"
+    "  belay-train sample --job job.yaml --weights checkpoints --prompt 'Once upon'\n"
+    "  belay-train sample --job job.yaml --weights checkpoints/step-000000001200.g7 \\\n"
+    "      --prompt 'The ' --tokens 400 --temperature 0.6 --top-k 20\n"
     "\n"
     "Exit codes: 0 done, 2 the job or the command line is wrong, 3 could not.\n";
 
@@ -103,8 +109,13 @@ static int parse(struct sample_args *args, int argc, char **argv)
         fprintf(stderr, "belay-train sample: %s: unexpected\n", argv[optind]);
         return 2;
     }
-    if (args->job == NULL || args->weights == NULL || args->prompt[0] == 0) {
-        fputs("belay-train sample: --job, --weights and a prompt are needed; see --help\n", stderr);
+    if (args->job == NULL || args->weights == NULL) {
+        fprintf(stderr, "belay-train sample: --%s is missing; see belay-train sample --help\n",
+                args->job == NULL ? "job FILE" : "weights DIR");
+        return 2;
+    }
+    if (args->prompt[0] == 0) {
+        fputs("belay-train sample: --prompt is empty: give one byte at least\n", stderr);
         return 2;
     }
     return 0;
