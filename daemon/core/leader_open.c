@@ -283,7 +283,7 @@ static void open_identity(const struct core_leader *l, uint64_t *function_id, ui
     }
 }
 
-static void open_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe)
+void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe)
 {
     for (uint32_t i = 0; i < l->proc_count; i++) {
         struct leader_proc *p = &l->procs[i];
@@ -424,7 +424,7 @@ void leader_open_step(struct core_leader *l)
     }
     uint32_t short_of = leader_fill(l);
     open_identity(l, &function_id, &probe);
-    open_refuse(l, function_id, probe);
+    leader_refuse(l, function_id, probe);
     open_look(l, &view);
     if (!open_must_wait(l, &view, short_of)) {
         open_plan(l, function_id);

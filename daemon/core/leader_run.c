@@ -235,6 +235,8 @@ static void run_requests(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
     uint32_t flags = (l->stop_asked ? BELAY_VOTE_STOP : 0) | (l->save_asked ? BELAY_VOTE_SAVE : 0);
+    /* Before they are counted: a node with other arithmetic costs the run no generation. */
+    leader_refuse(l, l->record.function_id, l->record.probe);
     if (plan->world < leader_wanted(l) && l->first_sealed && run_spares(l) > 0) {
         flags |= BELAY_VOTE_GROW;
     }

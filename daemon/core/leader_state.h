@@ -252,6 +252,8 @@ void leader_open_send(struct core_leader *l);
 void leader_open_step(struct core_leader *l);
 /* Starts processes until as many live as are wanted; how many found no room. */
 uint32_t leader_fill(struct core_leader *l);
+/* Refuses parked processes whose function id or probe is another. */
+void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe);
 uint32_t leader_wanted(const struct core_leader *l);
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
     BL_PRINTF(3, 4);

@@ -67,6 +67,11 @@ int core_member_rank_directive(struct core_member *m, uint64_t incarnation,
                                        .leave = d->leave,
                                        .refused = (uint32_t)directive_refuses(d, incarnation)};
     memcpy(rank.text, d->text, sizeof(rank.text));
+    if (rank.refused) {
+        snprintf(rank.text, sizeof(rank.text),
+                 "its function id or numeric probe is not that of the run: another binary, library "
+                 "or processor");
+    }
     if (d->phase == WIRE_PHASE_PLANNED || d->phase == WIRE_PHASE_RUNNING) {
         for (uint32_t i = 0; i < d->plan.world && !rank.has_plan; i++) {
             if (d->plan.members[i].incarnation == incarnation) {
