@@ -403,6 +403,24 @@ static void open_plan(struct core_leader *l, uint64_t function_id)
     leader_pick_close(&pick);
 }
 
+/* Neither here nor awaited. */
+static int open_nobody_comes(const struct open_view *v)
+{
+    return v->parked + v->unparked + v->joining + v->dying + v->away == 0;
+}
+
+/* A stop was asked for: 1 when no further generation is needed for it. */
+static int open_stop(struct core_leader *l)
+{
+    struct open_view view;
+
+    open_look(l, &view);
+    if (view.unparked + view.dying + view.away > 0 || !open_is_fenced(l)) {
+        return 0;
+    }
+    return leader_stop_step(l, l->hold != 0);
+}
+
 void leader_open_step(struct core_leader *l)
 {
     struct open_view view;
@@ -412,7 +430,7 @@ void leader_open_step(struct core_leader *l)
     open_deaths(l);
     open_lost(l);
     open_late(l);
-    if (l->hold) {
+    if (l->hold && !l->stop_asked) {
         leader_wait_set(l, CORE_WAIT_HOLD, "a person: too many recoveries in an hour");
         return;
     }
@@ -422,12 +440,17 @@ void leader_open_step(struct core_leader *l)
     if (l->cause_pending) {
         l->cause_pending = 0; /* it is being ended already */
     }
+    if (l->stop_asked && open_stop(l)) {
+        return;
+    }
     uint32_t short_of = leader_fill(l);
     open_identity(l, &function_id, &probe);
     leader_refuse(l, function_id, probe);
     open_look(l, &view);
     if (!open_must_wait(l, &view, short_of)) {
         open_plan(l, function_id);
+    } else if (l->stop_asked && open_nobody_comes(&view)) {
+        BL_IGNORE(leader_stop_step(l, 1), "if it cannot end now it waits on");
     }
 }
 
@@ -439,6 +462,7 @@ static void open_begin(struct core_leader *l)
     /* Before there is any state, the scan at the start is as good. */
     l->scan_done = l->config.root_count == 0 || (l->scan_done && l->record.state_elems == 0);
     l->ended = 0;
+    l->stop_saving = 0;
     l->request_id = 0;
     if (l->opened_ms == 0) {
         l->opened_ms = l->now_ms;

@@ -222,7 +222,7 @@ static void save_start(struct core_leader *l, uint64_t step, struct leader_set *
     memset(s, 0, sizeof(*s));
     s->started_ms = l->now_ms;
     s->digest = set->digest;
-    s->world = l->record.plan.world;
+    s->world = l->record.plan.world ? l->record.plan.world : set->arena_count;
     s->save = (struct wire_save){.attempt = leader_random(l),
                                  .step = step,
                                  .generation = set->generation,
@@ -242,8 +242,10 @@ static void save_start(struct core_leader *l, uint64_t step, struct leader_set *
 
 static void saves_start(struct core_leader *l)
 {
-    if (l->record.phase != WIRE_PHASE_RUNNING || save_active(l) || l->save_count >= 4 ||
-        l->config.root_count == 0 || l->last_save_failed) {
+    int is_phase = l->record.phase == WIRE_PHASE_RUNNING || l->stop_saving;
+
+    if (!is_phase || save_active(l) || l->save_count >= 4 || l->config.root_count == 0 ||
+        l->last_save_failed) {
         return;
     }
     uint64_t committed = l->record.committed_step;

@@ -164,7 +164,8 @@ struct core_leader {
     uint64_t end_step, end_ms;
     uint32_t first_sealed; /* a step of this generation is sealed by all */
     uint64_t lost_from;    /* newest step of the former generation */
-    uint32_t ended;        /* all members leave with the same step */
+    uint32_t ended;        /* all members leave with the same step, or no generation will run */
+    uint32_t stop_saving;  /* in OPEN: the last save is made without ranks */
     uint32_t stop_flags;   /* seen at the end */
     uint32_t stop_asked, save_asked;
     uint64_t save_asked_step;
@@ -288,6 +289,10 @@ void leader_members_watch(struct core_leader *l);
 void leader_death_judge(struct core_leader *l, struct leader_proc *p);
 /* Ends the run: DONE in the store. */
 void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const char *text);
+
+/* leader_stop.c: in OPEN, when the former generation is over and a stop was asked for. 1: the run
+ * ends without another generation; is_stuck: it is not to wait for one. */
+int leader_stop_step(struct core_leader *l, int is_stuck);
 
 /* leader_directive.c */
 /* Has its daemon reported since it got what is newest for it? */

@@ -339,6 +339,87 @@ static void test_last_save_that_fails_three_times_says_so(void **state)
     cluster_close(&c);
 }
 
+static const char *const one_root[] = {"/r"};
+
+/* A run on two ranks that did three steps; both are killed and nobody may be started again. */
+static void cluster_strand(struct cluster *c)
+{
+    cluster_init(c, 1, 2, 2);
+    c->config.root_count = 1;
+    c->config.roots = one_root;
+    cluster_pass(c, 200);
+    for (int i = 0; i < 3; i++) {
+        cluster_step(c);
+    }
+    c->nodes[0].ranks_max = 0;
+    cluster_die(c, cluster_rank(c, 0), -1, SIGKILL);
+    cluster_die(c, cluster_rank(c, 1), -1, SIGKILL);
+}
+
+static void test_stop_without_ranks_saves_their_memory(void **state)
+{
+    struct cluster c;
+    (void)state;
+    cluster_strand(&c);
+    cluster_pass(&c, 5000);
+    status_is(&c, WIRE_PHASE_OPEN, 2, 0);
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_STOP, c.now), 0);
+    cluster_pass(&c, 1000);
+    assert_true(c.finished);
+    assert_int_equal(c.verdict, WIRE_VERDICT_STOPPED);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_COMMITTED], 1);
+    struct core_status status;
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.disk_step, 3);
+    assert_int_equal(status.step, 3);
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
+static void test_stop_without_ranks_or_memory_says_what_is_given_up(void **state)
+{
+    struct cluster c;
+    (void)state;
+    cluster_strand(&c);
+    for (uint32_t i = 0; i < c.proc_count; i++) {
+        c.procs[i].has_arena = c.procs[i].rank == 0;
+    }
+    cluster_pass(&c, 5000);
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_STOP, c.now), 0);
+    cluster_pass(&c, 1000);
+    assert_true(c.finished);
+    assert_int_equal(c.verdict, WIRE_VERDICT_STOPPED);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_COMMITTED], 0);
+    struct core_status status;
+    core_leader_status(c.leader, &status, c.now);
+    assert_non_null(strstr(status.text, "steps 1 to 3 are given up"));
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
+static void test_stop_of_a_held_run_saves_and_ends(void **state)
+{
+    struct cluster c;
+    (void)state;
+    cluster_init(&c, 1, 2, 2);
+    c.config.recoveries_per_hour = 1;
+    c.config.root_count = 1;
+    c.config.roots = one_root;
+    cluster_pass(&c, 200);
+    for (int i = 0; i < 2; i++) {
+        cluster_step(&c);
+        cluster_die(&c, cluster_rank(&c, 0), -1, SIGKILL);
+        cluster_pass(&c, 300);
+    }
+    assert_int_equal(c.events[CORE_EVENT_HOLD], 1);
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_STOP, c.now), 0);
+    cluster_pass(&c, 2000);
+    assert_true(c.finished);
+    assert_int_equal(c.verdict, WIRE_VERDICT_STOPPED);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_COMMITTED], 1);
+    cluster_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -359,6 +440,9 @@ int main(void)
         cmocka_unit_test(test_digest_that_differs_never_runs),
         cmocka_unit_test(test_last_save_is_committed_before_leaving),
         cmocka_unit_test(test_last_save_that_fails_three_times_says_so),
+        cmocka_unit_test(test_stop_without_ranks_saves_their_memory),
+        cmocka_unit_test(test_stop_without_ranks_or_memory_says_what_is_given_up),
+        cmocka_unit_test(test_stop_of_a_held_run_saves_and_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
