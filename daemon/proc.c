@@ -105,13 +105,13 @@ void proc_exited(struct proc *proc, const struct wire_exit *status, const char *
     if (proc->state == PROC_STARTING && proc->adopted) {
         core_member_on_proc_adopted(run->member, proc->incarnation, proc->rank, 0, daemon_now_ms());
     }
+    member_edge_beat(run); /* where it died is half of what tells one crash from another */
     proc->state = PROC_EXITED;
     proc->exit = *status;
     daemon_hex(proc->incarnation, hex);
     event(run->daemon->events, EVENT_PROC_EXITED,
           "job=%s rank=%u pid=%u incarnation=%s code=%d signal=%d core=%u by_us=%u", run->name,
           proc->rank, proc->pid, hex, status->code, status->signal, status->core, status->by_us);
-    member_edge_arenas(run);
     core_member_on_proc_exit(run->member, proc->incarnation, status, text, daemon_now_ms());
     if (run->adopting) {
         adopt_settled(run);
@@ -123,7 +123,9 @@ void proc_start_failed(struct proc *proc, const char *reason)
 {
     struct wire_exit status = {.code = 3};
 
-    snprintf(proc->run->start_text, sizeof(proc->run->start_text), "%s", reason);
+    /* What is longer is cut on purpose. */
+    snprintf(proc->run->start_text, sizeof(proc->run->start_text), "%.*s",
+             (int)sizeof(proc->run->start_text) - 1, reason);
     event(proc->run->daemon->events, EVENT_PROC_START_FAILED, "job=%s rank=%u reason=%s",
           proc->run->name, proc->rank, reason);
     proc_exited(proc, &status, reason);
