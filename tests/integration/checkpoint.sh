@@ -131,7 +131,7 @@ case_rank_killed_in_save() {
     it_begin 3 node0
     it_wait 20 "a save under way" saving
     it_before
-    kill -KILL "$(cl_rank_pid 1)"
+    it_signal KILL 1
     it_wait 15 "recovery" it_recovered
     it_wait 15 "the save of step 10" it_event SAVE_COMMITTED '.fields.step == 10'
     it_survivors 1

@@ -260,6 +260,21 @@ it_before() {
     IT_MS=$(cl_now_ms)
 }
 
+# it_signal SIGNAL RANK...: to their processes, all at once; they must be there.
+it_signal() {
+    local signal=$1 rank pids=()
+    shift
+    for rank in "$@"; do
+        it_wait 10 "a process of rank $rank" it_has_pid "$rank"
+        pids+=("$IT_PID")
+    done
+    kill "-$signal" "${pids[@]}" || it_fail "rank $* was gone before SIG$signal"
+}
+it_has_pid() {
+    IT_PID=$(cl_rank_pid "$1")
+    [ -n "$IT_PID" ]
+}
+
 # --- judging ----------------------------------------------------------------------------------
 
 # it_end: waits for the end and compares it with the trainer alone.

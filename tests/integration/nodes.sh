@@ -46,7 +46,7 @@ case_rank_killed_on_member() {
     it_ready 10
     local rank
     rank=$(it_status '[.ranks[] | select(.node == "node1")][0].rank')
-    kill -KILL "$(cl_rank_pid "$rank")"
+    it_signal KILL "$rank"
     it_wait 15 "recovery" it_recovered
     it_survivors "$rank"
     it_end

@@ -6,13 +6,13 @@
 . "$(dirname "${BASH_SOURCE[0]}")/harness.sh"
 
 IT_PACE_MS=40
-STEPS=60
+STEPS=80
 
 # Rank 1 of three gets a signal at step 10.
 signalled() {
     it_begin 3 node0
     it_ready 10
-    kill "-$1" "$(cl_rank_pid 1)" || it_fail "rank 1 is gone already"
+    it_signal "$1" 1
     it_wait 15 "recovery after SIG$1" it_recovered
     it_survivors 1
     it_end
@@ -65,7 +65,7 @@ stacks_saved() {
 case_stopped() {
     it_begin 3 node0
     it_ready 10
-    kill -STOP "$(cl_rank_pid 1)" || it_fail "rank 1 is gone already"
+    it_signal STOP 1
     it_wait 15 "an event that names the hung rank" it_event RANK_HUNG '.fields.rank == 1'
     it_wait 15 "recovery from the stop" it_recovered
     it_survivors 1
@@ -90,11 +90,9 @@ case_spins() {
 case_pauses_2_s() {
     it_begin 3 node0
     it_ready 10
-    local pid
-    pid=$(cl_rank_pid 1)
-    kill -STOP "$pid"
+    it_signal STOP 1
     sleep 2
-    kill -CONT "$pid"
+    kill -CONT "$IT_PID"
     it_end
     it_recoveries 0 0
     it_each_step 1
@@ -103,7 +101,7 @@ case_pauses_2_s() {
 case_two_together() {
     it_begin 4 node0
     it_ready 10
-    kill -KILL "$(cl_rank_pid 1)" "$(cl_rank_pid 3)"
+    it_signal KILL 1 3
     it_wait 15 "recovery" it_recovered
     it_survivors 1 3
     it_end
@@ -126,11 +124,11 @@ case_all_together() {
 # One after the other, each as soon as the run is back; kills from outside never end a run.
 case_again_and_again() {
     local round
-    STEPS=80
+    STEPS=200
     it_begin 2 node0
     for round in 1 2 3 4 5; do
-        it_ready $((round * 12))
-        kill -KILL "$(cl_rank_pid 1)"
+        it_ready $((round * 20))
+        it_signal KILL 1
         it_wait 15 "recovery $round" it_recovered
     done
     it_end

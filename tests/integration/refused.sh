@@ -120,7 +120,7 @@ case_rebuilt_binary() {
     cp "$IT_DIR/my-train" "$IT_DIR/rebuilt"
     echo >>"$IT_DIR/rebuilt"
     mv "$IT_DIR/rebuilt" "$IT_DIR/my-train"
-    kill -KILL "$(cl_rank_pid 1)"
+    it_signal KILL 1
     it_wait 20 "an event that names the binary" it_event BINARY_CHANGED '.fields.path | test("my-train")'
     cl_status_raw node0 | grep -q "rebuilt\|my-train" || it_fail "status does not say what is wrong"
 }
