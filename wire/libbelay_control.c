@@ -138,6 +138,7 @@ void *lb_control_main(void *arg)
     pthread_mutex_lock(&b->lock);
     wire_session_on_link_up(b->session);
     lb_pump(b);
+    lb_link_tick(b, lb_now_ms(), POLLIN); /* frames that came with the hello */
     while (!b->quit) {
         nfds_t count = poll_fill(b, fds);
         pthread_mutex_unlock(&b->lock);

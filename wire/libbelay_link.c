@@ -245,21 +245,27 @@ static int frame_take(struct belay *b, const struct wire_frame *frame, uint64_t 
     }
 }
 
-static int link_read(struct belay *b, uint64_t now_ms)
+static int frames_take(struct belay *b, uint64_t now_ms)
 {
+    struct wire_frame frame;
     int rc;
-    while ((rc = wire_sock_read(&b->daemon)) > 0) {
-        struct wire_frame frame;
-        while ((rc = wire_sock_next(&b->daemon, &frame, NULL)) > 0) {
-            rc = frame_take(b, &frame, now_ms);
-            if (rc < 0) {
-                return rc;
-            }
-        }
+    while ((rc = wire_sock_next(&b->daemon, &frame, NULL)) > 0) {
+        rc = frame_take(b, &frame, now_ms);
         if (rc < 0) {
             return rc;
         }
     }
+    return rc;
+}
+
+/* What is there already comes first: the read that brought the hello of lb_link_join may have
+ * brought the first directive too, and poll does not tell of bytes that were read. */
+static int link_read(struct belay *b, uint64_t now_ms)
+{
+    int rc;
+    do {
+        rc = frames_take(b, now_ms);
+    } while (!rc && (rc = wire_sock_read(&b->daemon)) > 0);
     return rc;
 }
 

@@ -279,7 +279,7 @@ static void rank_frame(struct fake *fake, struct fake_rank *rank, const struct w
         assert_int_equal(report.incarnation, rank->incarnation);
         assert_true(report.sequence > rank->report.sequence);
         rank->report = report;
-        if (first || repeat) {
+        if ((first || repeat) && !fake->early) {
             directive_send(fake, rank);
         }
         return;
@@ -322,9 +322,20 @@ static void rank_hello(struct fake *fake, struct wire_sock *sock, const struct w
                                         .beat_ms = 100,
                                         .lanes = 4,
                                         .load_deadline_ms = 10000};
+            if (fake->early) { /* a process that is stopped finds both when it goes on */
+                int status;
+                kill(rank->pid, SIGSTOP);
+                assert_int_equal(waitpid(rank->pid, &status, WUNTRACED), rank->pid);
+                assert_true(WIFSTOPPED(status));
+            }
             assert_int_equal(
                 wire_sock_send(&rank->sock, WIRE_TYPE_HELLO, &answer, 0, 1, NULL, 0, 1000, NULL),
                 0);
+            if (fake->early) {
+                rank->report.function_id = FAKE_FUNCTION_ID;
+                directive_send(fake, rank);
+                kill(rank->pid, SIGCONT);
+            }
             return;
         }
     }

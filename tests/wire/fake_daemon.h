@@ -75,6 +75,7 @@ struct fake {
     int hang_ups;     /* so many questions are answered by closing the connection */
     int bulk_denials; /* so many bulk reads are told that the key is unknown */
     int refusals;     /* so many arenas are refused for want of memory */
+    int early;        /* first directives come in one read with the hello; none is repeated */
 };
 
 void fake_open(struct fake *fake, uint64_t steps);

@@ -118,6 +118,17 @@ static void test_three_ranks_run_to_the_end(void **state)
     finish();
 }
 
+/* It waited for the daemon to repeat the directive, a quarter of a second of each recovery. */
+static void test_a_directive_that_comes_with_the_hello_is_heard(void **state)
+{
+    (void)state;
+    start(20, 2);
+    fake.early = 1;
+    fake_generation_open(&fake);
+    fake_generation_run(&fake);
+    finish();
+}
+
 static void test_a_tree_of_eleven_ranks_votes(void **state)
 {
     (void)state;
@@ -530,6 +541,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_join_fails_with_a_reason_when_nothing_listens, teardown),
         cmocka_unit_test_teardown(test_three_ranks_run_to_the_end, teardown),
+        cmocka_unit_test_teardown(test_a_directive_that_comes_with_the_hello_is_heard, teardown),
         cmocka_unit_test_teardown(test_a_tree_of_eleven_ranks_votes, teardown),
         cmocka_unit_test_teardown(test_one_rank_alone_votes, teardown),
         cmocka_unit_test_teardown(test_a_killed_ranks_state_is_loaded_from_its_arena, teardown),
