@@ -267,6 +267,9 @@ static void request_run_verb(struct tools *tools, struct conn *conn,
     case WIRE_VERB_STOP:
         on_order(tools, conn, request, CORE_REQUEST_STOP, "stop");
         break;
+    case WIRE_VERB_PROMOTE: /* it says that it is the head already */
+        promote_request(daemon, conn, request->id);
+        break;
     case WIRE_VERB_RECOVER: {
         json_t *args = tools_args(request);
         int abandon = json_is_true(json_object_get(args, "abandon"));
