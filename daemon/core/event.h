@@ -58,7 +58,7 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
       "the run waits for contact with one of its ranks",                                           \
       "bring the nodes back, or, if they are surely off: belay recover --abandon")                 \
     X(HOLD, 134, CORE_ALARM, "too many recoveries in an hour", "the run is held",                  \
-      "find the cause, then: belay recover --resume")                                              \
+      "find the cause, then: belay resume")                                                        \
     X(NO_PROGRESS, 135, CORE_ALARM, "the same crash at the same step, three times",                \
       "the run is ended with exit code 93", "read the first cause")                                \
     X(SAVE_STARTED, 140, CORE_INFO, "a save began", "the nodes write their parts", "nothing")      \

@@ -172,7 +172,8 @@ enum core_wait { /* what the run waits for */
                  CORE_WAIT_LOAD,  /* members to load and connect */
                  CORE_WAIT_SAVE,  /* the last save to be committed */
                  CORE_WAIT_LEAVE, /* processes to leave */
-                 CORE_WAIT_HOLD   /* a person: too many recoveries in an hour */
+                 CORE_WAIT_HOLD,  /* a person: too many recoveries in an hour */
+                 CORE_WAIT_RETRY  /* a pause: generations fail again and again before they run */
 };
 
 struct core_times {     /* one recovery, in ms since the cause was seen (cause itself: 0) */

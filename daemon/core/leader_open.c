@@ -13,12 +13,19 @@
  */
 #include "daemon/core/leader_state.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define OPEN_HOUR_MS (3600u * 1000u)
+/* What failed twice before it ran may fail for ever: from then on a pause goes before each plan, so
+ * that a person can read along and the disk is not filled with events. It doubles up to a length
+ * that is still short beside a repair. */
+#define OPEN_PAUSE_AFTER  2
+#define OPEN_PAUSE_MS     100u
+#define OPEN_PAUSE_MS_MAX 5000u
 
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
 {
@@ -48,8 +55,40 @@ void leader_cause(struct core_leader *l, uint64_t detect_ms, const char *fmt, ..
     vsnprintf(l->cause, sizeof(l->cause), fmt, args);
     va_end(args);
     l->cause_pending = 1;
+    l->cause_is_victims = 0;
+    l->death[0] = 0;
     l->cause_ms = l->now_ms;
     l->cause_detect_ms = detect_ms;
+}
+
+void leader_cause_death(struct core_leader *l, const struct leader_proc *p)
+{
+    const struct wire_exit *x = &p->status;
+    const char *name = x->signal ? sigabbrev_np(x->signal) : NULL;
+    char text[WIRE_TEXT_MAX];
+
+    snprintf(text, sizeof(text), "rank %u on %s %s%s", p->rank, l->nodes[p->node].name,
+             name        ? "killed by SIG"
+             : x->signal ? "killed by a signal"
+                         : "ended",
+             name ? name : "");
+    if (x->signal == 0 && x->code >= 0) {
+        size_t have = strlen(text);
+        snprintf(text + have, sizeof(text) - have, " with exit code %d", x->code);
+    }
+    int is_behind_it = l->cause_is_victims != 0;
+
+    if (l->record.phase != WIRE_PHASE_OPEN) {
+        leader_cause(l, 0, "%s", text);
+    }
+    if (is_behind_it) {
+        l->cause_is_victims = 0;
+        memcpy(l->death, text, sizeof(l->death));
+        memcpy(l->cause, text, sizeof(l->cause));
+        if (l->record.phase == WIRE_PHASE_OPEN && l->record.generation == l->opened_generation) {
+            memcpy(l->times.cause, text, sizeof(l->times.cause));
+        }
+    }
 }
 
 /* More recoveries in the last hour than a person wanted to see? */
@@ -189,6 +228,9 @@ static void open_deaths(struct core_leader *l)
         if (p->life == LEADER_DEAD && !p->counted) {
             p->counted = 1;
             leader_event_proc(l, CORE_EVENT_RANK_EXITED, p, p->report.failed_text);
+            if (p->seat_generation == l->record.plan.generation && !p->kill) {
+                leader_cause_death(l, p);
+            }
             leader_death_judge(l, p);
         }
     }
@@ -370,6 +412,21 @@ static int open_must_wait(struct core_leader *l, const struct open_view *v, uint
     return 1;
 }
 
+static int open_pauses(struct core_leader *l)
+{
+    uint32_t doublings = l->failed_plans - OPEN_PAUSE_AFTER;
+    uint64_t pause = OPEN_PAUSE_MS << (doublings < 6 ? doublings : 6);
+
+    pause = pause < OPEN_PAUSE_MS_MAX ? pause : OPEN_PAUSE_MS_MAX;
+    if (l->failed_plans < OPEN_PAUSE_AFTER || l->now_ms - l->phase_ms >= pause) {
+        return 0;
+    }
+    leader_wait_set(l, CORE_WAIT_RETRY,
+                    "a pause of %llu ms: %u generations in a row failed before they ran (%.120s)",
+                    (unsigned long long)pause, l->failed_plans, l->record.cause);
+    return 1;
+}
+
 /* Chooses the step and sends the plan. */
 static void open_plan(struct core_leader *l, uint64_t function_id)
 {
@@ -418,7 +475,7 @@ static int open_stop(struct core_leader *l)
     if (view.unparked + view.dying + view.away > 0 || !open_is_fenced(l)) {
         return 0;
     }
-    return leader_stop_step(l, l->hold != 0);
+    return leader_stop_step(l, l->hold || l->failed_plans >= OPEN_PAUSE_AFTER);
 }
 
 void leader_open_step(struct core_leader *l)
@@ -448,7 +505,9 @@ void leader_open_step(struct core_leader *l)
     leader_refuse(l, function_id, probe);
     open_look(l, &view);
     if (!open_must_wait(l, &view, short_of)) {
-        open_plan(l, function_id);
+        if (!open_pauses(l)) {
+            open_plan(l, function_id);
+        }
     } else if (l->stop_asked && open_nobody_comes(&view)) {
         BL_IGNORE(leader_stop_step(l, 1), "if it cannot end now it waits on");
     }
@@ -464,10 +523,14 @@ static void open_begin(struct core_leader *l)
     l->ended = 0;
     l->stop_saving = 0;
     l->request_id = 0;
+    l->failed_plans += l->planned;
+    l->planned = 0;
     if (l->opened_ms == 0) {
         l->opened_ms = l->now_ms;
         l->times = (struct core_times){.cause_ms = l->cause_ms, .detect_ms = l->cause_detect_ms};
-        snprintf(l->times.cause, sizeof(l->times.cause), "%s", l->record.cause);
+        l->opened_generation = l->record.generation;
+        snprintf(l->times.cause, sizeof(l->times.cause), "%s",
+                 l->death[0] ? l->death : l->record.cause);
         l->times.open_ms = l->now_ms - l->cause_ms;
         l->lost_from = l->step;
         if (l->record.state_elems) {
@@ -493,6 +556,7 @@ void leader_change_done(struct core_leader *l)
         break;
     case LEADER_PLAN: {
         l->phase_ms = l->now_ms;
+        l->planned = 1;
         l->times.planned_ms = l->now_ms - l->times.cause_ms;
         leader_plan_seat(l);
         leader_saves_void(l, l->record.plan.step);

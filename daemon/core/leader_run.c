@@ -90,6 +90,9 @@ void leader_run_begin(struct core_leader *l)
     l->first_sealed = 0;
     l->ended = 0;
     l->load_hangs = 0;
+    l->planned = 0;
+    l->failed_plans = 0;
+    l->cause_is_victims = 0;
     l->fence_told = 0;
     l->wait = CORE_WAIT_NOTHING;
     l->wait_text[0] = 0;
@@ -155,9 +158,7 @@ static void watch_death(struct core_leader *l, struct leader_proc *p)
     leader_event_proc(l, CORE_EVENT_RANK_EXITED, p, p->report.failed_text);
     leader_death_judge(l, p);
     if (!l->ended) {
-        leader_cause(l, 0, "rank %u on %s ended (%s %d)", p->rank, l->nodes[p->node].name,
-                     p->status.signal ? "signal" : "exit code",
-                     p->status.signal ? p->status.signal : p->status.code);
+        leader_cause_death(l, p);
     }
 }
 
@@ -168,6 +169,7 @@ static void watch_failure(struct core_leader *l, const struct leader_proc *p)
 
     leader_event_proc(l, CORE_EVENT_RANK_FAILED, p, p->report.failed_text);
     leader_cause(l, 0, "rank %u: %.200s", p->rank, p->report.failed_text);
+    l->cause_is_victims = code == BL_EPEER;
     if (l->record.phase != WIRE_PHASE_PLANNED || plan->fresh ||
         (code != BL_EDIGEST && code != BL_EFORMAT && code != -ENOENT && code != -EIO)) {
         return;

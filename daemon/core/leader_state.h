@@ -141,12 +141,15 @@ struct core_leader {
 
     /* A cause not yet opened. */
     uint32_t cause_pending;
+    uint32_t cause_is_victims; /* the cause is what somebody's loss looked like to its peers */
+    char death[WIRE_TEXT_MAX]; /* that was behind it, when it is known */
     char cause[WIRE_TEXT_MAX];
     uint64_t cause_ms, cause_detect_ms;
 
     /* OPEN and PLANNED. */
-    uint64_t phase_ms;  /* since when the present phase is durable */
-    uint64_t opened_ms; /* since when the run is without a running generation */
+    uint64_t phase_ms;          /* since when the present phase is durable */
+    uint64_t opened_ms;         /* since when the run is without a running generation */
+    uint64_t opened_generation; /* then */
     uint32_t abandon, hold;
     uint32_t wait; /* enum core_wait */
     char wait_text[WIRE_TEXT_MAX];
@@ -155,6 +158,8 @@ struct core_leader {
     uint64_t recover_ms[128]; /* ring: when recoveries were opened */
     uint64_t recover_count;
     uint32_t load_hangs, step_hangs; /* in a row without a culprit */
+    uint32_t planned;                /* this recovery has made a plan since its newest OPEN */
+    uint32_t failed_plans;           /* in a row, that failed before they ran */
 
     /* RUNNING. */
     uint64_t step;    /* newest that every member has applied */
@@ -258,6 +263,9 @@ void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe);
 uint32_t leader_wanted(const struct core_leader *l);
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
     BL_PRINTF(3, 4);
+
+/* A member of the former or present plan died: that is the cause, where peers' errors were it. */
+void leader_cause_death(struct core_leader *l, const struct leader_proc *p);
 
 /* leader_pick.c */
 int leader_copy_is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step);

@@ -149,6 +149,8 @@ static void proc_report(const struct cluster *c, struct cluster_proc *p, struct 
                                         .function_id = p->function_id,
                                         .probe = p->probe,
                                         .failed_generation = p->failed_generation,
+                                        .failed_code = p->failed_code,
+                                        .failed_text = "a peer was lost",
                                         .stop_flags = p->stop_flags,
                                         .request_done = p->request_done,
                                         .ready_digest = proc_digest(c, p, p->step)};
@@ -255,9 +257,9 @@ static void proc_plan(struct cluster *c, struct cluster_proc *p, const struct wi
         p->world = plan->world;
         p->step = plan->step;
         p->generation = plan->generation;
-        p->state = WIRE_RANK_READY;
+        p->failed_generation = c->unready ? plan->generation : 0;
+        p->state = c->unready ? WIRE_RANK_LOADING : WIRE_RANK_READY;
     }
-    (void)c;
 }
 
 static void proc_told(struct cluster *c, struct cluster_proc *p, const struct wire_directive *d)
@@ -337,6 +339,9 @@ static int cluster_effect(struct cluster *c)
     }
     case CORE_LEADER_EVENT:
         c->events[e.event.code]++;
+        if (e.event.code == CORE_EVENT_RECOVERED) {
+            memcpy(c->recovered, e.event.text, sizeof(c->recovered));
+        }
         if (e.event.code == CORE_EVENT_DIGEST_DIFFERS) {
             c->spoil--;
         }

@@ -11,6 +11,7 @@ struct cluster_proc {
     uint32_t node, rank, world; /* of its newest plan */
     enum wire_rank_state state;
     uint64_t generation, step, failed_generation, function_id, probe;
+    int32_t failed_code;
     uint32_t stop_flags, stuck; /* stuck: does not park, does not step */
     struct wire_beat beat;
     struct wire_exit status;
@@ -40,8 +41,10 @@ struct cluster {
     uint32_t events[256]; /* how often, by number */
     uint32_t opens;
     enum wire_verdict verdict;
-    uint32_t finished, no_start; /* no_start: processes stay STARTING */
-    int spoil;                   /* ready digests are wrong so many times */
+    uint32_t finished, no_start;   /* no_start: processes stay STARTING */
+    int unready;                   /* members fail to load */
+    char recovered[WIRE_TEXT_MAX]; /* cause of the newest recovery */
+    int spoil;                     /* ready digests are wrong so many times */
     int commit_rc;
     double leader_s; /* processor seconds spent in the leader */
 };

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/error.h"
 #include "tests/core/cluster.h"
 
 static void status_is(struct cluster *c, enum wire_phase phase, uint64_t generation, uint32_t world)
@@ -420,6 +421,61 @@ static void test_stop_of_a_held_run_saves_and_ends(void **state)
     cluster_close(&c);
 }
 
+static void test_loads_that_fail_for_ever_are_tried_ever_more_rarely(void **state)
+{
+    struct cluster c;
+    struct core_status status;
+    (void)state;
+    cluster_run(&c, 1, 2, 3);
+    c.unready = 1;
+    cluster_die(&c, cluster_rank(&c, 0), -1, SIGKILL);
+    cluster_pass(&c, 1000);
+    assert_true(c.opens >= 4);
+    cluster_pass(&c, 60000);
+    assert_true(c.opens < 25);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.wait, CORE_WAIT_RETRY);
+    core_status_close(&status);
+    c.unready = 0;
+    cluster_pass(&c, 6000);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.phase, WIRE_PHASE_RUNNING);
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
+static void victim_and_death(uint64_t apart_ms)
+{
+    struct cluster c;
+    cluster_run(&c, 1, 3, 3);
+    for (uint32_t r = 0; r < 3; r += 2) {
+        cluster_rank(&c, r)->failed_generation = 1;
+        cluster_rank(&c, r)->failed_code = BL_EPEER;
+    }
+    uint64_t killed = cluster_rank(&c, 1)->incarnation;
+    if (apart_ms) {
+        cluster_rank(&c, 1)->stuck = 1; /* it has not parked: nothing is planned yet */
+        cluster_pass(&c, apart_ms);
+    }
+    for (uint32_t i = 0; i < c.proc_count; i++) {
+        if (c.procs[i].incarnation == killed) {
+            cluster_die(&c, &c.procs[i], -1, SIGKILL);
+        }
+    }
+    cluster_pass(&c, 200);
+    cluster_step(&c);
+    assert_string_equal(c.recovered, "rank 1 on n0000 killed by SIGKILL");
+    cluster_close(&c);
+}
+
+static void test_death_is_the_cause_not_what_its_peers_saw(void **state)
+{
+    (void)state;
+    victim_and_death(0);
+    victim_and_death(100);
+    victim_and_death(500);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -441,6 +497,8 @@ int main(void)
         cmocka_unit_test(test_last_save_is_committed_before_leaving),
         cmocka_unit_test(test_last_save_that_fails_three_times_says_so),
         cmocka_unit_test(test_stop_without_ranks_saves_their_memory),
+        cmocka_unit_test(test_loads_that_fail_for_ever_are_tried_ever_more_rarely),
+        cmocka_unit_test(test_death_is_the_cause_not_what_its_peers_saw),
         cmocka_unit_test(test_stop_without_ranks_or_memory_says_what_is_given_up),
         cmocka_unit_test(test_stop_of_a_held_run_saves_and_ends),
     };
