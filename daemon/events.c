@@ -18,7 +18,8 @@
 #define EVENT_ROW(name, number, severity, fields, what, does, person)                              \
     {number, #name, severity, fields, what, does, person},
 static const struct event_row rows[] = {DAEMON_EVENTS(EVENT_ROW)};
-#define ROW_COUNT (sizeof(rows) / sizeof(rows[0]))
+#define EVENTS_LOAD_BYTES (512u * 1024) /* of the file, at the start */
+#define ROW_COUNT         (sizeof(rows) / sizeof(rows[0]))
 
 struct events {
     char path[1024], node[64];
@@ -309,22 +310,32 @@ void event_core(struct events *events, const char *job, uint64_t run, const stru
     line_end(events, &line, (uint32_t)info->code, info->name, info->severity, text.people);
 }
 
-/* The last line's sequence number, so that numbers never repeat within a state directory. */
-static uint64_t events_last_seq(int fd, uint64_t bytes)
+/* The newest lines of the file: who asks for events does not see a restart, and numbers never
+ * repeat within a state directory. A last line that was cut off by a crash is passed over. */
+static int events_load(struct events *events)
 {
-    char tail[EVENTS_LINE_BYTES * 2 + 1];
-    uint64_t from = bytes > sizeof(tail) - 1 ? bytes - (sizeof(tail) - 1) : 0;
-    ssize_t n = pread(fd, tail, sizeof(tail) - 1, (off_t)from);
-    unsigned long long seq = 0;
+    uint64_t bytes = events->bytes < EVENTS_LOAD_BYTES ? events->bytes : EVENTS_LOAD_BYTES;
+    char *tail = malloc((size_t)bytes + 1);
 
-    if (n <= 0) {
-        return 0;
+    if (!tail) {
+        return -ENOMEM;
     }
-    tail[n] = '\0';
-    for (char *at = tail; (at = strstr(at, "\"seq\":")); at++) {
-        seq = strtoull(at + 6, NULL, 10);
+    ssize_t n = pread(events->fd, tail, (size_t)bytes, (off_t)(events->bytes - bytes));
+
+    tail[n > 0 ? n : 0] = '\0';
+    for (char *at = tail, *end; (end = strchr(at, '\n')); at = end + 1) {
+        const char *number = strstr(at, "\"seq\":");
+
+        *end = '\0';
+        if (at[0] != '{' || !number || number > end) { /* the first one may be a part */
+            continue;
+        }
+        events->newest = strtoull(number + 6, NULL, 10);
+        free(events->ring[events->newest % EVENTS_RING]);
+        events->ring[events->newest % EVENTS_RING] = strdup(at);
     }
-    return seq;
+    free(tail);
+    return 0;
 }
 
 int events_open(struct events **ret, const char *dir, const char *node, struct bl_errmsg *msg)
@@ -345,7 +356,11 @@ int events_open(struct events **ret, const char *dir, const char *node, struct b
         return rc;
     }
     events->bytes = (uint64_t)st.st_size;
-    events->newest = events_last_seq(events->fd, events->bytes);
+    rc = events_load(events);
+    if (rc != 0) {
+        events_close(events);
+        return bl_err_code(msg, rc, "read %s", dir);
+    }
     *ret = events;
     return 0;
 }

@@ -110,8 +110,25 @@ static void test_sequence_goes_on_when_it_is_opened_again(void **state)
     assert_int_equal(events_open(&f->events, f->dir, "n1", NULL), 0);
     event(f->events, EVENT_ENGINE_STARTED, "pid=%u", 1u);
     assert_int_equal(events_newest(f->events), 4);
-    assert_null(events_line(f->events, 3));
     assert_non_null(events_line(f->events, 4));
+}
+
+static void test_events_of_before_are_known_when_it_is_opened_again(void **state)
+{
+    struct fixture *f = *state;
+
+    for (uint32_t i = 0; i < EVENTS_RING + 7; i++) {
+        event(f->events, EVENT_ENGINE_STARTED, "pid=%u", i);
+    }
+    char *was = strdup(events_line(f->events, 100));
+
+    assert_non_null(was);
+    events_close(f->events);
+    assert_int_equal(events_open(&f->events, f->dir, "n1", NULL), 0);
+    assert_int_equal(events_newest(f->events), EVENTS_RING + 7);
+    assert_string_equal(events_line(f->events, 100), was);
+    assert_null(events_line(f->events, 7));
+    free(was);
 }
 
 static void test_ring_forgets_the_oldest_when_it_is_full(void **state)
@@ -148,6 +165,7 @@ int main(void)
         TEST(test_numbers_are_numbers_and_incarnations_are_texts),
         TEST(test_core_event_is_valid_json_when_every_field_is_long),
         TEST(test_sequence_goes_on_when_it_is_opened_again),
+        TEST(test_events_of_before_are_known_when_it_is_opened_again),
         TEST(test_ring_forgets_the_oldest_when_it_is_full),
         TEST(test_codes_are_unique_and_sorted_over_both_tables)};
 

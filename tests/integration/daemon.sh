@@ -21,6 +21,8 @@ daemon_killed() {
     it_wait 20 "30 steps without a daemon" metrics_at 40
     it_node node0
     it_wait 15 "the daemon knows the run" it_step_is 40
+    cl_events_since 0 | jq -es 'any(.name == "JOB_SUBMITTED")' >/dev/null ||
+        it_fail "belay events has forgotten what was before the restart"
     it_survivors
     it_end
     it_recoveries 0 0
