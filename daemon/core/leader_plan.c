@@ -124,6 +124,26 @@ static void plan_source(const struct core_leader *l, const struct leader_pick *p
     plan->digest = pick->digest;
 }
 
+/* The newest step that any arena holds a sealed part of: with it a leader that was started anew,
+ * and never saw the steps, knows what is lost. */
+static uint64_t plan_newest(const struct core_leader *l)
+{
+    uint64_t newest = l->lost_from;
+    for (uint32_t i = 0; i < l->node_count; i++) {
+        const struct wire_report *report = &l->nodes[i].report;
+        for (uint32_t a = 0; a < report->arena_count; a++) {
+            for (uint32_t k = 0; k < report->arenas[a].slot_count; k++) {
+                const struct wire_slot_info *slot = &report->arenas[a].slots[k];
+                if (slot->state == WIRE_SLOT_SEALED && slot->step > newest &&
+                    leader_copy_is_admissible(&l->record, slot->generation, slot->step)) {
+                    newest = slot->step;
+                }
+            }
+        }
+    }
+    return newest;
+}
+
 void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh)
 {
     struct plan_seat *seats = core_alloc(l->proc_count, sizeof(*seats));
@@ -151,7 +171,8 @@ void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int
     next->probe = seats[0].proc->report.probe;
     plan_line_end(next, plan.generation, plan.step);
     l->times.parked_ms = l->now_ms - l->times.cause_ms;
-    l->times.steps_lost = l->lost_from > plan.step ? l->lost_from - plan.step : 0;
+    uint64_t newest = plan_newest(l);
+    l->times.steps_lost = newest > plan.step ? newest - plan.step : 0;
     l->abandon = 0;
     free(seats);
     leader_change_send(l);

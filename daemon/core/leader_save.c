@@ -83,6 +83,10 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
 {
     int is_last = l->ended && s->save.step == l->end_step;
 
+    if (s->stage == LEADER_SAVE_COMMITTING) {
+        l->scan_done = 0; /* it may be there all the same: saves_settle looks */
+    }
+
     s->stage = LEADER_SAVE_ENDED;
     s->save.state = WIRE_SAVE_CANCELLED;
     l->saves_failed++;
@@ -375,6 +379,8 @@ void leader_saves_stored(struct core_leader *l, enum leader_change change)
         save_commit(l, s);
     } else if (s && change == LEADER_COMMITTED && s->stage == LEADER_SAVE_RECORDING) {
         save_committed(l, s);
+    } else if (change == LEADER_COMMITTED) {
+        unpin_through(l, l->record.committed_step); /* settled by a scan */
     }
 }
 

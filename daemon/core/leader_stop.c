@@ -3,7 +3,7 @@
  * A stop that was asked for while no generation runs: the run ends with what there is.
  *
  *      the newest state is           then
- *      on disk, or there is none     DONE
+ *      on disk, or of step 0         DONE
  *      in memory, whole              the engines save it from the arenas, then DONE
  *      in memory, not to be saved    ranks go on from it and stop after a step; when none can be
  *      without ranks                 had: DONE at the checkpoint, and which steps go is said
@@ -102,7 +102,7 @@ int leader_stop_step(struct core_leader *l, int is_stuck)
         l->scan_wanted = !l->scan_pending;
     } else if (leader_saves_committing(l) > pick.step) {
         leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
-    } else if (pick.found && pick.from_memory && !pick.checkpoint) {
+    } else if (pick.found && pick.from_memory && !pick.checkpoint && pick.step > 0) {
         is_done = stop_memory(l, pick.step, is_stuck);
     } else {
         stop_end(l, WIRE_VERDICT_STOPPED, pick.found ? pick.step : 0);
