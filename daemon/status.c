@@ -143,6 +143,7 @@ static json_t *nodes_json(const struct daemon *daemon, const struct core_status 
         set_text(one, "state", node->connected ? "up" : node->lost ? "lost" : "away");
         set_u64(one, "away_ms", node->away_ms);
         set_u64(one, "procs", node->proc_count);
+        set_text(one, "refused", node->refused ? node->refused_text : "");
         json_array_append_new(array, one);
     }
     return array;
@@ -206,6 +207,7 @@ static const char *verdict_live(const struct core_status *status, size_t needs)
     case CORE_WAIT_NODES:
     case CORE_WAIT_FENCE:
     case CORE_WAIT_STATE:
+    case CORE_WAIT_RETRY:
         return "waiting";
     default:
         break;
@@ -231,9 +233,18 @@ static json_t *needs_json(const struct run *run, const struct core_status *statu
                  status->world, status->ranks);
         json_array_append_new(needs, json_string(text));
     }
+    for (uint32_t i = 0; i < status->node_count && status->phase != WIRE_PHASE_DONE; i++) {
+        const struct core_status_node *node = &status->nodes[i];
+        char why[sizeof(node->node) + sizeof(node->refused_text) + 32];
 
+        if (node->refused) {
+            snprintf(why, sizeof(why), "%s takes no ranks: %s", node->node, node->refused_text);
+            json_array_append_new(needs, json_string(why));
+        }
+    }
     if (status->wait == CORE_WAIT_HOLD || status->wait == CORE_WAIT_NODES ||
-        status->wait == CORE_WAIT_FENCE || status->wait == CORE_WAIT_STATE) {
+        status->wait == CORE_WAIT_FENCE || status->wait == CORE_WAIT_STATE ||
+        status->wait == CORE_WAIT_RETRY) {
         json_array_append_new(needs, json_string(status->wait_text));
     }
     if (status->wait == CORE_WAIT_STORE && status->since_progress_ms > 5000) {

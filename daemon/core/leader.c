@@ -54,6 +54,7 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
     l->start_ms = now_ms;
     l->phase_ms = now_ms;
     l->scan_wanted = config->root_count > 0;
+    l->is_beginning = !config->record || config->resume;
     l->scan_done = config->root_count == 0;
     core_ring_init(&l->effects, sizeof(struct core_leader_effect));
     if (config->record) {
@@ -63,6 +64,9 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         if (l->record.phase != WIRE_PHASE_DONE) {
             leader_adopt_plan(l);
         }
+        uint64_t committed = l->record.committed_step;
+        l->step = committed == UINT64_MAX ? 0 : committed;
+        l->step = l->step < l->record.plan.step ? l->record.plan.step : l->step;
     } else {
         l->record.run = config->run;
         l->record.line = 1;

@@ -200,6 +200,8 @@ struct core_status_node {
     uint64_t incarnation;
     uint32_t connected, lost;
     uint64_t away_ms;                           /* since when, 0 connected */
+    uint32_t refused;                           /* takes no ranks */
+    char refused_text[WIRE_TEXT_MAX];           /* why */
     uint32_t ranks_max, proc_count, proc_first; /* in procs[] */
 };
 

@@ -323,6 +323,7 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
     if (is_new_daemon) {
         wire_former_add(&node->former, node->incarnation);
         node->incarnation = report->node_incarnation;
+        node->refused = 0;
         node->dirty = 1;
     }
     uint32_t index = (uint32_t)(node - l->nodes);

@@ -250,11 +250,6 @@ static void open_lost(struct core_leader *l)
     }
 }
 
-static int proc_is_parked(const struct core_leader *l, const struct leader_proc *p)
-{
-    return p->report.state == WIRE_RANK_PARKED && p->report.generation >= l->record.generation;
-}
-
 static int proc_has_joined(const struct leader_proc *p)
 {
     return p->report.sequence > 0 && p->report.state != WIRE_RANK_STARTING;
@@ -274,7 +269,7 @@ static void open_late(struct core_leader *l)
     const struct core_deadlines *d = &l->config.deadlines;
     for (uint32_t i = 0; i < l->proc_count; i++) {
         struct leader_proc *p = &l->procs[i];
-        if (p->life == LEADER_DEAD || !l->nodes[p->node].connected || proc_is_parked(l, p)) {
+        if (p->life == LEADER_DEAD || !l->nodes[p->node].connected || leader_proc_is_parked(l, p)) {
             continue;
         }
         if (p->kill) {
@@ -292,53 +287,6 @@ static void open_late(struct core_leader *l)
             leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "it does not join");
             leader_proc_kill(l, p, 1);
         }
-    }
-}
-
-/* Function id and probe of the run, or of most of those that wait for its first plan. A run that is
- * recovered from a checkpoint alone knows its function id only. */
-static void open_identity(const struct core_leader *l, uint64_t *function_id, uint64_t *probe)
-{
-    uint32_t best = 0;
-    *function_id = l->record.function_id;
-    *probe = l->record.probe;
-    int is_known = l->record.function_id && l->record.probe;
-    for (uint32_t i = 0; i < l->proc_count && !is_known; i++) {
-        const struct leader_proc *p = &l->procs[i];
-        uint32_t same = 0;
-        if (l->record.function_id && p->report.function_id != l->record.function_id) {
-            continue;
-        }
-        for (uint32_t k = 0; proc_is_parked(l, p) && k < l->proc_count && best <= i; k++) {
-            same += proc_is_parked(l, &l->procs[k]) &&
-                    l->procs[k].report.function_id == p->report.function_id &&
-                    l->procs[k].report.probe == p->report.probe;
-        }
-        if (same > best) {
-            best = same;
-            *function_id = p->report.function_id;
-            *probe = p->report.probe;
-        }
-        if (best * 2 > l->proc_count) {
-            break;
-        }
-    }
-}
-
-void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe)
-{
-    for (uint32_t i = 0; i < l->proc_count; i++) {
-        struct leader_proc *p = &l->procs[i];
-        if (p->refused || p->life != LEADER_LIVE || !proc_is_parked(l, p) ||
-            (p->report.function_id == function_id && p->report.probe == probe)) {
-            continue;
-        }
-        p->refused = 1;
-        l->nodes[p->node].refused = 1;
-        l->nodes[p->node].dirty = 1;
-        leader_event_proc(l, CORE_EVENT_RANK_REFUSED, p,
-                          p->report.function_id != function_id ? "function id differs"
-                                                               : "numeric probe differs");
     }
 }
 
@@ -364,7 +312,7 @@ static void open_look(const struct core_leader *l, struct open_view *v)
         } else if (p->kill) {
             v->dying +=
                 p->life == LEADER_LIVE && l->now_ms - p->kill_ms < l->config.deadlines.grace;
-        } else if (proc_is_parked(l, p)) {
+        } else if (leader_proc_is_parked(l, p)) {
             v->parked++;
         } else if (proc_has_joined(p)) {
             v->unparked++;
@@ -501,15 +449,19 @@ void leader_open_step(struct core_leader *l)
         return;
     }
     uint32_t short_of = leader_fill(l);
-    open_identity(l, &function_id, &probe);
+    leader_identity(l, &function_id, &probe);
     leader_refuse(l, function_id, probe);
     open_look(l, &view);
     if (!open_must_wait(l, &view, short_of)) {
         if (!open_pauses(l)) {
             open_plan(l, function_id);
         }
-    } else if (l->stop_asked && open_nobody_comes(&view)) {
-        BL_IGNORE(leader_stop_step(l, 1), "if it cannot end now it waits on");
+    } else if (open_nobody_comes(&view)) {
+        if (l->stop_asked) {
+            BL_IGNORE(leader_stop_step(l, 1), "if it cannot end now it waits on");
+        } else {
+            leader_refuse_start(l);
+        }
     }
 }
 

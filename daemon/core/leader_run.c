@@ -90,6 +90,7 @@ void leader_run_begin(struct core_leader *l)
     l->first_sealed = 0;
     l->ended = 0;
     l->load_hangs = 0;
+    l->is_beginning = 0;
     l->planned = 0;
     l->failed_plans = 0;
     l->cause_is_victims = 0;
@@ -141,7 +142,7 @@ void leader_death_judge(struct core_leader *l, struct leader_proc *p)
                  (unsigned long long)p->report.applied_step, p->report.failed_text);
     }
     if ((x->code == 2 || x->code == 3) && x->signal == 0) {
-        l->nodes[p->node].refused = 1; /* it says that trying again there is of no use */
+        leader_node_refuse(l, p->node, l->first_cause); /* trying again there is of no use */
         if (l->record.state_elems == 0) {
             leader_end_send(l, WIRE_VERDICT_REFUSED, l->first_cause);
         }

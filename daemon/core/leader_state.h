@@ -46,6 +46,7 @@ struct leader_node {
     uint64_t incarnation;
     struct wire_former former;
     uint32_t connected, lost, refused, has_report;
+    char refused_text[WIRE_TEXT_MAX];
     uint32_t up;               /* its daemon is there, whether it has reported or not */
     uint64_t connected_ms;     /* since when, while connected */
     uint64_t away_ms;          /* since when, while not connected */
@@ -120,6 +121,7 @@ struct core_leader {
     uint32_t change_pending;
     uint64_t op, change_retry_ms;
     uint32_t store_failed, claimed, deposed, finished;
+    uint32_t is_beginning; /* started or resumed, and no generation has run yet */
 
     struct leader_node *nodes;
     uint32_t node_count;
@@ -258,8 +260,6 @@ void leader_open_send(struct core_leader *l);
 void leader_open_step(struct core_leader *l);
 /* Starts processes until as many live as are wanted; how many found no room. */
 uint32_t leader_fill(struct core_leader *l);
-/* Refuses parked processes whose function id or probe is another. */
-void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe);
 uint32_t leader_wanted(const struct core_leader *l);
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
     BL_PRINTF(3, 4);
@@ -297,6 +297,18 @@ void leader_members_watch(struct core_leader *l);
 void leader_death_judge(struct core_leader *l, struct leader_proc *p);
 /* Ends the run: DONE in the store. */
 void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const char *text);
+
+/* leader_refuse.c */
+int leader_proc_is_parked(const struct core_leader *l, const struct leader_proc *p);
+/* The node takes no processes until its daemon is another one. `why` is for people. */
+void leader_node_refuse(struct core_leader *l, uint32_t node, const char *why);
+/* Function id and probe of the run, or of most of those that wait for its first plan. A run that is
+ * recovered from a checkpoint alone knows its function id only. */
+void leader_identity(const struct core_leader *l, uint64_t *function_id, uint64_t *probe);
+/* Refuses parked processes whose function id or probe is another. */
+void leader_refuse(struct core_leader *l, uint64_t function_id, uint64_t probe);
+/* Ends a run that begins or is resumed when the nodes that are there were refused, all of them. */
+void leader_refuse_start(struct core_leader *l);
 
 /* leader_stop.c: in OPEN, when the former generation is over and a stop was asked for. 1: the run
  * ends without another generation; is_stuck: it is not to wait for one. */

@@ -67,6 +67,8 @@ static void status_nodes(const struct core_leader *l, struct core_status *ret, u
         out->incarnation = node->incarnation;
         out->connected = node->connected;
         out->lost = node->lost;
+        out->refused = node->refused;
+        memcpy(out->refused_text, node->refused_text, sizeof(out->refused_text));
         out->away_ms = node->connected ? 0 : now_ms - node->away_ms;
         out->ranks_max = node->report.ranks_max;
         out->proc_first = ret->proc_count;
@@ -114,6 +116,12 @@ void core_leader_status(const struct core_leader *l, struct core_status *ret, ui
     leader_pick_newest(l, &pick);
     ret->memory_step = pick.found && pick.from_memory ? pick.step : UINT64_MAX;
     leader_pick_close(&pick);
+    /* Reports come at different moments and rarely name one step that all hold. Of a run under way
+     * all members have sealed `step`; of one that is over it is what memory held last. */
+    int has_memory = is_running || (l->record.phase == WIRE_PHASE_DONE && !l->is_beginning);
+    if (has_memory && (ret->memory_step == UINT64_MAX || ret->memory_step < ret->step)) {
+        ret->memory_step = ret->step;
+    }
     ret->disk_step = l->record.committed_step;
     memcpy(ret->disk_dir, l->record.committed_dir, sizeof(ret->disk_dir));
     ret->wait = (enum core_wait)l->wait;

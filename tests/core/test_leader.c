@@ -476,6 +476,54 @@ static void test_death_is_the_cause_not_what_its_peers_saw(void **state)
     victim_and_death(500);
 }
 
+static void test_resume_where_no_node_fits_is_refused(void **state)
+{
+    struct wire_record record = {.run = 7,
+                                 .phase = WIRE_PHASE_DONE,
+                                 .verdict = WIRE_VERDICT_STOPPED,
+                                 .generation = 3,
+                                 .line = 1,
+                                 .committed_step = 40,
+                                 .function_id = 11,
+                                 .probe = 13,
+                                 .state_elems = 80};
+    struct cluster c;
+    struct core_status status;
+    (void)state;
+    cluster_init(&c, 1, 2, 2);
+    c.config.record = &record;
+    c.config.record_version = c.version = 5;
+    c.config.resume = 1;
+    cluster_pass(&c, 1000);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.phase, WIRE_PHASE_OPEN);
+    assert_int_equal(status.step, 40);
+    assert_int_equal(status.nodes[0].refused, 1);
+    core_status_close(&status);
+    cluster_pass(&c, 4000);
+    assert_true(c.finished);
+    assert_int_equal(c.verdict, WIRE_VERDICT_REFUSED);
+    core_leader_status(c.leader, &status, c.now);
+    assert_non_null(strstr(status.text, "n0000: numeric probe differs"));
+    assert_non_null(strstr(status.text, "unset OPENBLAS_CORETYPE"));
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
+static void test_memory_of_a_run_under_way_is_known(void **state)
+{
+    struct cluster c;
+    struct core_status status;
+    (void)state;
+    cluster_run(&c, 2, 4, 5);
+    cluster_rank(&c, 2)->arena_step++; /* its report is newer than the others' */
+    cluster_settle(&c);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.memory_step, 5);
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -496,6 +544,8 @@ int main(void)
         cmocka_unit_test(test_digest_that_differs_never_runs),
         cmocka_unit_test(test_last_save_is_committed_before_leaving),
         cmocka_unit_test(test_last_save_that_fails_three_times_says_so),
+        cmocka_unit_test(test_resume_where_no_node_fits_is_refused),
+        cmocka_unit_test(test_memory_of_a_run_under_way_is_known),
         cmocka_unit_test(test_stop_without_ranks_saves_their_memory),
         cmocka_unit_test(test_loads_that_fail_for_ever_are_tried_ever_more_rarely),
         cmocka_unit_test(test_death_is_the_cause_not_what_its_peers_saw),
