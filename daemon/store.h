@@ -52,7 +52,8 @@ BL_MUST_CHECK int store_apply(struct store *store, const char *key, uint64_t rev
                               const void *value, size_t bytes, store_done_fn done, void *arg);
 
 /* Reads all keys that begin with `prefix`; blocks (only before the loop runs, or for a replica's
- * catch-up, where values are few). Returns what `each` returned if not 0. */
+ * catch-up, where values are few). Returns what `each` returned if not 0; BL_EDIGEST when a value
+ * is not what was written, and then gives it to nobody. */
 typedef int (*store_each_fn)(void *arg, const char *key, uint64_t revision, const void *value,
                              size_t bytes);
 BL_MUST_CHECK int store_each(struct store *store, const char *prefix, store_each_fn each, void *arg,

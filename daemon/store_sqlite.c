@@ -17,7 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/digest.h"
 #include "base/failpoint.h"
+
+#define STORE_DIGEST_BYTES 8 /* XXH3 of key and value, behind each value: SQLite checks none */
 
 struct store_job {
     struct store_job *next;
@@ -113,8 +116,16 @@ static int revision_read(sqlite3 *db, struct store_job *job, uint64_t *ret)
     return bad;
 }
 
+static uint64_t value_digest(const char *key, const void *value, size_t bytes)
+{
+    return bl_xxh3(value, bytes) ^ bl_xxh3(key, strlen(key));
+}
+
+/* job->value has room for the digest behind its bytes. */
 static int value_write(sqlite3 *db, struct store_job *job)
 {
+    uint64_t digest = value_digest(job->key, job->value, job->bytes);
+
     static const char sql[] = "INSERT INTO kv(key, revision, value) VALUES(?1, ?2, ?3) "
                               "ON CONFLICT(key) DO UPDATE SET revision = ?2, value = ?3";
     sqlite3_stmt *stmt = NULL;
@@ -124,7 +135,8 @@ static int value_write(sqlite3 *db, struct store_job *job)
     }
     sqlite3_bind_text(stmt, 1, job->key, -1, SQLITE_STATIC);
     sqlite3_bind_int64(stmt, 2, (sqlite3_int64)job->revision);
-    sqlite3_bind_blob64(stmt, 3, job->value, job->bytes, SQLITE_STATIC);
+    memcpy((char *)job->value + job->bytes, &digest, STORE_DIGEST_BYTES);
+    sqlite3_bind_blob64(stmt, 3, job->value, job->bytes + STORE_DIGEST_BYTES, SQLITE_STATIC);
     int rc = sqlite3_step(stmt) == SQLITE_DONE ? 0 : store_error(db, job, "write");
 
     sqlite3_finalize(stmt);
@@ -335,7 +347,7 @@ static int store_submit(struct store *store, struct store_job *like, const void 
         return -ENOMEM;
     }
     *job = *like;
-    job->value = malloc(job->bytes ? job->bytes : 1);
+    job->value = malloc(job->bytes + STORE_DIGEST_BYTES);
     if (!job->value) {
         free(job);
         return -ENOMEM;
@@ -368,6 +380,29 @@ int store_apply(struct store *store, const char *key, uint64_t revision, const v
     return store_submit(store, &job, value);
 }
 
+/* One row, if its digest is right. */
+static int row_give(sqlite3_stmt *stmt, store_each_fn each, void *arg, struct bl_errmsg *msg)
+{
+    const char *key = (const char *)sqlite3_column_text(stmt, 0);
+    const char *value = sqlite3_column_blob(stmt, 2);
+    int bytes = sqlite3_column_bytes(stmt, 2) - STORE_DIGEST_BYTES;
+    uint64_t digest = 0;
+
+    if (!key) {
+        return bl_err_code(msg, -ENOMEM, "store: read");
+    }
+    if (value && bytes >= 0) {
+        memcpy(&digest, value + bytes, STORE_DIGEST_BYTES);
+    }
+    if (!value || bytes < 0 || digest != value_digest(key, value, (size_t)bytes)) {
+        return bl_err(msg, BL_EDIGEST,
+                      "store: %s is damaged: promote the standby, or move store.db away and take "
+                      "each run up with belay run --recover ROOT",
+                      key);
+    }
+    return each(arg, key, (uint64_t)sqlite3_column_int64(stmt, 1), value, (size_t)bytes);
+}
+
 int store_each(struct store *store, const char *prefix, store_each_fn each, void *arg,
                struct bl_errmsg *msg)
 {
@@ -383,9 +418,7 @@ int store_each(struct store *store, const char *prefix, store_each_fn each, void
     } else {
         sqlite3_bind_text(stmt, 1, prefix, -1, SQLITE_STATIC);
         while (rc == 0 && (step = sqlite3_step(stmt)) == SQLITE_ROW) {
-            rc = each(arg, (const char *)sqlite3_column_text(stmt, 0),
-                      (uint64_t)sqlite3_column_int64(stmt, 1), sqlite3_column_blob(stmt, 2),
-                      (size_t)sqlite3_column_bytes(stmt, 2));
+            rc = row_give(stmt, each, arg, msg);
         }
         if (rc == 0 && step != SQLITE_DONE) {
             rc = bl_err(msg, BL_ELIBRARY, "store: read: %s", sqlite3_errmsg(store->db));

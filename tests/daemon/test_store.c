@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 #include "base/file.h"
 #include "daemon/store.h"
@@ -120,6 +121,61 @@ static void test_values_are_there_when_it_is_opened_again(void **state)
     assert_string_equal(text, "run/1=one@1 ");
 }
 
+static void db_run(const char *path, const char *sql)
+{
+    sqlite3 *db = NULL;
+
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+/* What the disk got wrong is never taken for a run's record. */
+static void test_a_damaged_value_is_named_and_given_to_nobody(void **state)
+{
+    static const char *const damages[] = {
+        "UPDATE kv SET value = CAST(replace(CAST(value AS TEXT), 'one', 'ono') AS BLOB)",
+        "UPDATE kv SET value = x'00'", "UPDATE kv SET key = 'run/2'"};
+    struct fixture *f = *state;
+
+    for (size_t i = 0; i < sizeof(damages) / sizeof(damages[0]); i++) {
+        struct bl_errmsg msg = {{0}};
+        char text[256] = "";
+
+        f->answers = 0;
+        assert_int_equal(store_apply(f->store, "run/1", 1, "one", 3, on_done, f), 0);
+        wait_answers(f, 1);
+        close_store(f);
+        db_run(f->path, damages[i]);
+        assert_int_equal(store_open(&f->store, &f->loop, f->path, &msg), 0);
+        assert_int_equal(store_each(f->store, "run/", look, text, &msg), BL_EDIGEST);
+        assert_string_equal(text, "");
+        assert_non_null(strstr(msg.text, "run/"));
+        close_store(f);
+        db_run(f->path, "DELETE FROM kv");
+        assert_int_equal(store_open(&f->store, &f->loop, f->path, &msg), 0);
+    }
+}
+
+static void test_a_file_that_is_no_database_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    struct bl_errmsg msg = {{0}};
+    struct store *other = NULL;
+    char path[160];
+
+    snprintf(path, sizeof(path), "%s/other.db", f->dir);
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    for (int i = 0; i < 500; i++) {
+        fputs("not a database ", file);
+    }
+    fclose(file);
+    assert_int_equal(store_open(&other, &f->loop, path, &msg), BL_ELIBRARY);
+    assert_non_null(strstr(msg.text, path));
+}
+
 static void on_change(void *arg, uint64_t ticket, const char *key, const void *value, size_t bytes,
                       uint64_t revision)
 {
@@ -168,6 +224,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_swap_conflicts_when_the_revision_is_another, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_values_are_there_when_it_is_opened_again, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_a_damaged_value_is_named_and_given_to_nobody, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_a_file_that_is_no_database_is_refused, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_answer_waits_for_the_standby_when_there_is_one, setup,
                                         teardown),
