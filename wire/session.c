@@ -195,6 +195,7 @@ void wire_session_on_directive(struct wire_session *s, const struct wire_rank_di
     if (d->unpin_through > s->unpin_through) {
         s->unpin_through = d->unpin_through;
         session_slots_unpin(s);
+        session_vote_again(s, now_ms);
     }
     if (d->phase == WIRE_PHASE_PLANNED && d->has_plan && s->state == WIRE_RANK_PARKED &&
         s->ack_generation == d->generation && d->plan.generation == d->generation &&

@@ -101,7 +101,8 @@ BL_MUST_CHECK int wire_session_ready(struct wire_session *session);
 BL_MUST_CHECK int wire_session_vote(struct wire_session *session, uint64_t step, uint32_t flags,
                                     uint64_t now_ms);
 /* Chooses the slot for `step`, which must be the voted one (or plan.step with plan.fresh or while
- * loading), and begins its header. -EBUSY cannot happen with three slots and one save. */
+ * loading), and begins its header. -EBUSY cannot happen with three slots: a vote for a step that no
+ * slot is free for is held back until one is. */
 BL_MUST_CHECK int wire_session_slot_begin(struct wire_session *session, uint64_t step,
                                           uint32_t *ret_index);
 /* The slot of `step` is complete: publishes its header. */

@@ -122,6 +122,16 @@ static uint64_t slot_rank_for(const struct wire_session *s, uint32_t index, uint
     return 4 + (info.step < UINT64_MAX / 2 ? info.step : UINT64_MAX / 2);
 }
 
+int session_slots_room(const struct wire_session *s, uint64_t step)
+{
+    for (uint32_t i = 0; i < s->slot_count; i++) {
+        if (slot_rank_for(s, i, step)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 int wire_session_slot_begin(struct wire_session *s, uint64_t step, uint32_t *ret_index)
 {
     uint64_t best = 0;

@@ -86,6 +86,10 @@ uint64_t session_vote_tick(struct wire_session *s, uint64_t now_ms);
 void session_slots_unpin(struct wire_session *s);
 /* Pinned slots of steps behind the plan's are void: their step will be done again. */
 void session_slots_void(struct wire_session *s);
+/* Is there a slot that `step` could go to? */
+int session_slots_room(const struct wire_session *s, uint64_t step);
+/* Slots were unpinned: a vote that waited for one goes on. */
+void session_vote_again(struct wire_session *s, uint64_t now_ms);
 /* Is the session short of slots, were one more pinned? */
 int session_slots_busy(const struct wire_session *s);
 

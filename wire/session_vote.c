@@ -107,7 +107,9 @@ static void vote_advance(struct wire_session *s, uint64_t now_ms)
     uint32_t children = vote_children(s, &first);
     uint32_t flags = v->own_flags;
 
-    if (v->own_step == 0 || v->held) {
+    /* Without a slot for it the vote waits. It happens only when the last step of a stop was pinned
+     * beside another save and then a recovery goes on beyond it. */
+    if (v->own_step == 0 || v->held || !session_slots_room(s, v->own_step)) {
         return;
     }
     for (uint32_t i = 0; i < children; i++) {
@@ -206,12 +208,22 @@ void wire_session_on_vote(struct wire_session *s, const struct wire_vote *vote, 
     }
 }
 
+void session_vote_again(struct wire_session *s, uint64_t now_ms)
+{
+    if (s->vote.own_step && !s->vote.sent && !session_is_over(s)) {
+        vote_advance(s, now_ms);
+    }
+}
+
 uint64_t session_vote_tick(struct wire_session *s, uint64_t now_ms)
 {
     struct session_vote *v = &s->vote;
 
-    if (v->own_step == 0 || !v->sent || session_is_over(s)) {
+    if (v->own_step == 0 || session_is_over(s)) {
         return UINT64_MAX;
+    }
+    if (!v->sent) {
+        return now_ms + WIRE_VOTE_RESEND_MS; /* for children, or for a slot */
     }
     if (now_ms - v->sent_ms >= WIRE_VOTE_RESEND_MS) {
         v->sent = 0;
