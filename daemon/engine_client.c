@@ -38,14 +38,6 @@ struct engine {
     int closing;
 };
 
-struct scan { /* the roots of one run, one after the other */
-    struct daemon *daemon;
-    uint64_t run;
-    uint32_t root, count;
-    int rc;
-    struct core_checkpoint *found; /* owned */
-};
-
 static void engine_start(struct engine *engine);
 
 static void on_freed(uv_handle_t *handle)
@@ -357,7 +349,7 @@ void engine_close(struct daemon *daemon)
 
 /* ---- questions ---- */
 
-static void root_fill(const struct run *run, uint32_t index, int create,
+void engine_root_fill(const struct run *run, uint32_t index, int create,
                       struct wire_engine_root *ret)
 {
     const struct bl_job_root *root = &run->job->roots[index];
@@ -419,7 +411,7 @@ void engine_write(struct run *run, uint64_t attempt)
         written(engine, &none, BL_ELIMIT, NULL, "too many saves under way");
         return;
     }
-    root_fill(run, write_job.root, 1, &message.root);
+    engine_root_fill(run, write_job.root, 1, &message.root);
     message.attempt = (struct wire_engine_attempt){.attempt = attempt,
                                                    .step = write_job.step,
                                                    .generation = write_job.generation,
@@ -464,7 +456,7 @@ void engine_cancel(struct run *run, uint64_t attempt)
         const struct wire_save *save = &directive->saves[i];
 
         if (save->attempt == attempt && save->root < run->job->root_count) {
-            root_fill(run, save->root, 0, &message.root);
+            engine_root_fill(run, save->root, 0, &message.root);
             message.attempt = (struct wire_engine_attempt){.attempt = attempt,
                                                            .step = save->step,
                                                            .generation = save->generation,
@@ -493,7 +485,7 @@ void engine_commit(struct run *run, uint64_t attempt)
                                    daemon_now_ms());
         return;
     }
-    root_fill(run, commit.root, 0, &message.root);
+    engine_root_fill(run, commit.root, 0, &message.root);
     message.attempt = (struct wire_engine_attempt){.attempt = attempt,
                                                    .step = commit.step,
                                                    .generation = commit.generation,
@@ -529,81 +521,31 @@ void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root
     ask(engine, pending, WIRE_TYPE_ENGINE_SCAN, &message, NULL, 0);
 }
 
-static void scan_next(struct scan *scan);
-
-static void on_run_scanned(void *arg, const struct wire_engine_scanned *scanned)
-{
-    struct scan *scan = arg;
-
-    if (!scanned) {
-        scan->rc = BL_EABORTED;
-    } else if (scanned->rc != 0 && scanned->rc != -ENOENT) {
-        scan->rc = scanned->rc;
-        bl_log(BL_LOG_ERROR, "engine", "scan: %s", scanned->text);
-    }
-    uint32_t count = scanned && scanned->rc == 0 ? scanned->checkpoint_count : 0;
-
-    if (count > 0) {
-        scan->found = realloc(scan->found, (scan->count + count) * sizeof(*scan->found));
-        BL_ASSERT(scan->found != NULL);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        const struct wire_engine_checkpoint *from = &scanned->checkpoints[i];
-        struct core_checkpoint *to = &scan->found[scan->count++];
-
-        memset(to, 0, sizeof(*to));
-        to->root = scan->root;
-        to->complete = 1;
-        to->step = from->step;
-        to->generation = from->generation;
-        to->line = from->line;
-        to->function_id = from->function_id;
-        to->manifest_digest = from->manifest_digest;
-        to->digest_known = 1;
-        to->digest = from->digest;
-        snprintf(to->dir, sizeof(to->dir), "%s", from->dir);
-    }
-    scan->root++;
-    scan_next(scan);
-}
-
-static void scan_next(struct scan *scan)
-{
-    struct run *run = run_find(scan->daemon, scan->run);
-    struct wire_engine_root root;
-
-    if (run && run->leader && scan->root < run->job->root_count) {
-        root_fill(run, scan->root, 0, &root);
-        engine_scan_root(scan->daemon, &root, on_run_scanned, scan);
-        return;
-    }
-    if (run && run->leader) {
-        core_leader_on_scan_done(run->leader, scan->rc, scan->found, scan->count, daemon_now_ms());
-        run_pump(run);
-    }
-    free(scan->found);
-    free(scan);
-}
-
-void engine_scan(struct run *run)
-{
-    struct scan *scan = calloc(1, sizeof(*scan));
-
-    BL_ASSERT(scan != NULL);
-    scan->daemon = run->daemon;
-    scan->run = run->id;
-    scan_next(scan);
-}
-
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg)
 {
     struct engine *engine = run->daemon->engine;
-    const struct wire_arena_header *header = arena->map;
+    struct bl_errmsg msg = {{0}};
     struct wire_engine_load message = {.request = ++engine->next_request,
                                        .arena = arena->id,
                                        .slot = load->slot,
                                        .extents = load->extents};
+    uint32_t root = 0;
+
+    while (root < run->job->root_count && strcmp(run->job->roots[root].path, load->root) != 0) {
+        root++;
+    }
+    if (root == run->job->root_count) { /* a rank reads where its job says, and nowhere else */
+        done(arg, BL_EFOREIGN, "not a root of this job");
+        return;
+    }
+    int rc =
+        wire_arena_slot_offset(arena->map, arena->bytes, load->slot, &message.data_offset, &msg);
+
+    if (rc != 0) {
+        done(arg, rc, msg.text);
+        return;
+    }
     struct pending *pending = pending_add(engine, PENDING_LOAD, message.request, run->id);
 
     if (!pending) {
@@ -618,6 +560,5 @@ void engine_load(struct run *run, struct arena *arena, const struct wire_disk_lo
     message.root.nodes = run->job->nodes_min;
     message.root.shared = 1;
     snprintf(message.dir, sizeof(message.dir), "%s", load->dir);
-    message.data_offset = header->data_offset + load->slot * header->slot_bytes;
     ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
 }

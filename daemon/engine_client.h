@@ -29,11 +29,13 @@ typedef void (*engine_scanned_fn)(void *arg, const struct wire_engine_scanned *s
 void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
                       engine_scanned_fn done, void *arg);
 
-/* Fills a slot of `arena` from disk; `done` as the engine answered. Takes load->extents. */
+/* Root `index` of the run's job, as a question to the engine names it. */
+void engine_root_fill(const struct run *run, uint32_t index, int create,
+                      struct wire_engine_root *ret);
+
+/* Fills a slot of `arena` from disk, from one of the job's roots; `done` as the engine answered. */
 typedef void (*engine_loaded_fn)(void *arg, int rc, const char *text);
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg);
-/* Nobody waits for `arg` any more. */
-void engine_forget(struct daemon *daemon, void *arg);
 
 #endif

@@ -102,7 +102,7 @@ static int arena_map(struct mapped *ret, int fd, const struct wire_engine_arena 
                      const struct wire_engine_attempt *attempt, struct ckpt_source *source,
                      struct bl_errmsg *msg)
 {
-    const uint8_t *slot;
+    uint64_t offset = 0;
     int rc = bl_memfd_check(fd, 4096, &ret->bytes, msg);
 
     if (rc < 0) {
@@ -116,13 +116,11 @@ static int arena_map(struct mapped *ret, int fd, const struct wire_engine_arena 
     if (rc == 0) {
         rc = arena_is_sealed(&ret->info, arena, attempt, msg);
     }
-    if (rc < 0) {
-        return rc;
+    rc = rc < 0 ? rc : wire_arena_slot_offset(ret->map, ret->bytes, arena->slot, &offset, msg);
+    rc = rc < 0 ? rc : extents_fit(&ret->info.extents, ret->bytes - offset, msg);
+    if (rc == 0) {
+        *source = (struct ckpt_source){&ret->info.extents, (const uint8_t *)ret->map + offset};
     }
-    slot = wire_arena_slot(ret->map, arena->slot);
-    rc = extents_fit(&ret->info.extents, ret->bytes - (size_t)(slot - (const uint8_t *)ret->map),
-                     msg);
-    *source = (struct ckpt_source){&ret->info.extents, slot};
     return rc;
 }
 

@@ -64,9 +64,12 @@ static int source_check(const struct belay *b, struct lb_source *source, const v
                       (unsigned long long)source->copy->arena, (unsigned long long)b->plan.step,
                       source->copy->slot);
     }
-    const struct wire_arena_header *header = map;
+    rc = wire_arena_slot_offset(map, bytes, source->copy->slot, &source->slot_offset, msg);
+    if (rc) {
+        bl_extent_list_close(&info.extents);
+        return rc;
+    }
     source->list = info.extents;
-    source->slot_offset = header->data_offset + header->slot_bytes * source->copy->slot;
     return 0;
 }
 

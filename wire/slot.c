@@ -255,6 +255,24 @@ int wire_arena_read(struct wire_arena_info *ret, const void *map, uint64_t bytes
     return 0;
 }
 
+int wire_arena_slot_offset(const void *map, uint64_t bytes, uint32_t index, uint64_t *ret_offset,
+                           struct bl_errmsg *msg)
+{
+    struct wire_arena_header header;
+    if (bytes < 2 * ARENA_PAGE) {
+        return bl_err(msg, BL_EFORMAT, "arena: only %llu bytes", (unsigned long long)bytes);
+    }
+    memcpy(&header, map, sizeof(header));
+    int rc = arena_bounds(&header, bytes, msg);
+    if (rc == 0 && index >= header.slot_count) {
+        rc = bl_err(msg, -EINVAL, "arena: slot %u of %u", index, header.slot_count);
+    }
+    if (rc == 0) {
+        *ret_offset = header.data_offset + header.slot_bytes * index;
+    }
+    return rc;
+}
+
 void *wire_arena_slot(void *map, uint32_t index)
 {
     const struct wire_arena_header *header = map;

@@ -68,7 +68,12 @@ BL_MUST_CHECK int wire_arena_format(void *map, uint64_t bytes, uint64_t run, uin
 BL_MUST_CHECK int wire_arena_read(struct wire_arena_info *ret, const void *map, uint64_t bytes,
                                   struct bl_errmsg *msg);
 
-/* The start of slot `index`. */
+/* Where slot `index` starts in a mapping of `bytes` bytes that somebody else writes: from a copy of
+ * its header, checked. BL_EFORMAT, BL_EVERSION, -EINVAL (no such slot). */
+BL_MUST_CHECK int wire_arena_slot_offset(const void *map, uint64_t bytes, uint32_t index,
+                                         uint64_t *ret_offset, struct bl_errmsg *msg);
+
+/* The start of slot `index` in an arena of our own. */
 void *wire_arena_slot(void *map, uint32_t index);
 
 /* Header stores, by the owning rank only. publish sets SEALED with release order, last. */
