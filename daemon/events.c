@@ -181,10 +181,17 @@ static void events_append(struct events *events, const char *line)
     char out[EVENTS_LINE_BYTES + 2];
     int n = snprintf(out, sizeof(out), "%s\n", line);
 
-    if (write(events->fd, out, (size_t)n) != n) {
-        bl_log(BL_LOG_ERROR, "events", "cannot write %s: %s", events->path, bl_strerror(-errno));
+    ssize_t done = write(events->fd, out, (size_t)n);
+
+    if (done == n) {
+        events->bytes += (uint64_t)n;
+        return;
     }
-    events->bytes += (uint64_t)n;
+    bl_log(BL_LOG_ERROR, "events", "cannot write %s: %s", events->path,
+           bl_strerror(done < 0 ? -errno : -ENOSPC));
+    if (done > 0) { /* a piece of a line would spoil the next one */
+        BL_IGNORE(ftruncate(events->fd, (off_t)events->bytes) != 0, "readers pass over it");
+    }
 }
 
 static void line_begin(struct events *events, struct line *line, const struct event_row *row,
@@ -250,11 +257,22 @@ struct core_text { /* the fields of a core event, as JSON and for people */
     size_t count;
 };
 
+static void people_add(struct core_text *text, const char *fmt, ...) BL_PRINTF(2, 3);
+static void people_add(struct core_text *text, const char *fmt, ...)
+{
+    size_t room = sizeof(text->people) - text->count;
+    va_list ap;
+
+    va_start(ap, fmt);
+    int n = vsnprintf(text->people + text->count, room, fmt, ap);
+    va_end(ap);
+    text->count += n > 0 && (size_t)n < room ? (size_t)n : room - 1;
+}
+
 static void core_number(struct core_text *text, const char *name, uint64_t value)
 {
     line_add(text->line, ",\"%s\":%llu", name, (unsigned long long)value);
-    text->count += (size_t)snprintf(text->people + text->count, sizeof(text->people) - text->count,
-                                    " %s=%llu", name, (unsigned long long)value);
+    people_add(text, " %s=%llu", name, (unsigned long long)value);
 }
 
 static void core_word(struct core_text *text, const char *name, const char *value)
@@ -264,8 +282,7 @@ static void core_word(struct core_text *text, const char *name, const char *valu
     }
     line_add(text->line, ",\"%s\":", name);
     line_add_text(text->line, value, strlen(value));
-    text->count += (size_t)snprintf(text->people + text->count, sizeof(text->people) - text->count,
-                                    " %s=%s", name, value);
+    people_add(text, " %s=%s", name, value);
 }
 
 void event_core(struct events *events, const char *job, uint64_t run, const struct core_event *core)
