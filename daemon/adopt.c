@@ -13,9 +13,37 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "daemon/daemon.h"
+#include "daemon/proc.h"
 
 #define ADOPT_JSON_MAX 4096
+
+/* A run that cannot be taken up (its files are not readable, or were never written for want of
+ * room) while ranks of it live: the leader takes them for dead, since nobody reports them. So that
+ * is what they must be: their shims are killed, and they with them. */
+static void adopt_refuse(const char *dir)
+{
+    DIR *entries = opendir(dir);
+    struct dirent *entry;
+
+    while (entries && (entry = readdir(entries))) {
+        char path[1700];
+        size_t bytes = strlen(entry->d_name);
+
+        if (bytes < 6 || strcmp(entry->d_name + bytes - 5, ".sock") != 0) {
+            continue;
+        }
+        snprintf(path, sizeof(path), "%s/%s", dir, entry->d_name);
+        uint32_t pid = proc_shim_end(path);
+
+        if (pid > 0) {
+            bl_log(BL_LOG_ERROR, "adopt", "%s: its run cannot be taken up: process %u killed", path,
+                   pid);
+        }
+    }
+    if (entries) {
+        closedir(entries);
+    }
+}
 
 static void adopt_sockets(struct run *run)
 {
@@ -60,7 +88,8 @@ static int adopt_run(struct daemon *daemon, const char *name, struct bl_errmsg *
     snprintf(dir, sizeof(dir), "%s/jobs/%s", daemon->config.state_dir, name);
     snprintf(path, sizeof(path), "%s/run.json", dir);
     if (access(path, F_OK) != 0) {
-        return 0; /* an ended run's remains */
+        adopt_refuse(dir); /* an ended run's remains, most likely: then nobody listens */
+        return 0;
     }
     int rc = bl_json_load(path, ADOPT_JSON_MAX, &json, msg);
 
@@ -72,7 +101,8 @@ static int adopt_run(struct daemon *daemon, const char *name, struct bl_errmsg *
     json_decref(json);
     free(job);
     if (rc != 0) {
-        return bl_err_in(msg, rc, "%s: ", dir);
+        adopt_refuse(dir);
+        return bl_err_in(msg, rc, "%s", dir);
     }
     run->exe_digest = exe;
     run->adopting = 1;

@@ -21,6 +21,8 @@ extern const struct conn_ops proc_shim_ops; /* of the connection to a shim */
 
 /* Tries to reach its shim until it answers or the time is over. */
 void proc_attach_begin(struct proc *proc);
+/* Kills the shim that listens at `path`, and so its rank. Its pid, 0 when nobody listens. */
+uint32_t proc_shim_end(const char *path);
 /* conn_ops.on_closed of a shim's connection. */
 void proc_shim_closed(struct conn *conn, void *arg, const char *text);
 /* A descriptor of the living rank, by which its end can be waited for without its shim. */

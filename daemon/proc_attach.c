@@ -146,6 +146,24 @@ static int shim_connect(const char *path)
     return fd;
 }
 
+uint32_t proc_shim_end(const char *path)
+{
+    struct ucred peer = {0};
+    socklen_t bytes = sizeof(peer);
+    int fd = shim_connect(path), rc = -1;
+
+    if (fd >= 0) { /* who is connected to lives, so that the number is its own */
+        rc = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+    }
+    if (rc == 0 && peer.pid > 1) {
+        kill(peer.pid, SIGKILL);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return rc == 0 && peer.pid > 1 ? (uint32_t)peer.pid : 0;
+}
+
 static void shim_attach(struct proc *proc, int fd)
 {
     struct daemon *daemon = proc->run->daemon;

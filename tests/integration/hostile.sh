@@ -163,6 +163,38 @@ case_state_full() {
     it_end 60
     it_lost 1
 }
+# What the daemon would know its ranks by is gone: they are ended, not left to train beside others.
+case_forgotten() {
+    STEPS=100
+    it_begin 2 node0
+    it_ready 25
+    local pids
+    mapfile -t pids < <(cl_rank_pids)
+    cl_node_kill node0 KILL
+    rm "$CL_DIR"/node0/state/jobs/*/run.json
+    it_node node0
+    it_wait 5 "the old ranks are gone" gone "${pids[@]}"
+    it_wait 20 "recovery from disk" it_recovered
+    it_end 60
+    it_each_step
+}
+
+# A shim that is stopped when its daemon comes back is killed, and the run goes on.
+case_shim_hangs() {
+    STEPS=300
+    it_begin 2 node0
+    it_ready 10
+    local rank shim
+    rank=$(cl_rank_pid 1)
+    shim=$(ps -o ppid= -p "$rank" | tr -d ' ')
+    kill -STOP "$shim"
+    cl_node_kill node0 KILL
+    BELAY_TIME_SCALE=0.3 it_node node0
+    it_wait 10 "the shim is killed" gone "$shim" "$rank"
+    it_wait 20 "recovery" it_recovered
+    it_end 60
+}
+
 full_is_told() {
     cl_status_raw node0 | jq -e "$CL_JQ_RUN"' any($r.needs[]?; test("store"))' >/dev/null ||
         grep -q "store: .*full" "$CL_DIR/node0/belayd.log"
