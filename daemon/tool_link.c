@@ -69,9 +69,11 @@ void tool_link_reply(struct daemon *daemon, struct conn *conn, const uint64_t id
 
 /* ---- followers ---- */
 
-/* {"events":[..],"next":n} of those after `since`; *ret_since moves on. Owned. */
-static char *events_json(struct events *events, uint64_t *ret_since)
+/* {"events":[..],"next":n,"log":name} of those after `since`; *ret_since moves on. Owned. Numbers
+ * count within one daemon's log: its name says when it is another's. */
+static char *events_json(const struct daemon *daemon, uint64_t *ret_since)
 {
+    const struct events *events = daemon->events;
     json_t *array = json_array();
     uint64_t newest = events_newest(events);
 
@@ -83,7 +85,8 @@ static char *events_json(struct events *events, uint64_t *ret_since)
             json_array_append_new(array, one);
         }
     }
-    json_t *all = json_pack("{so sI}", "events", array, "next", (json_int_t)*ret_since);
+    json_t *all = json_pack("{so sI ss}", "events", array, "next", (json_int_t)*ret_since, "log",
+                            daemon->config.name);
     char *text = all ? bl_json_dump(all) : NULL;
 
     json_decref(all);
@@ -93,7 +96,7 @@ static char *events_json(struct events *events, uint64_t *ret_since)
 static void events_tell(struct tools *tools, struct follower *follower)
 {
     if (follower->since < events_newest(tools->daemon->events)) {
-        char *json = events_json(tools->daemon->events, &follower->since);
+        char *json = events_json(tools->daemon, &follower->since);
 
         tools_answer(follower->conn, follower->id, 0, "", json, 1);
         free(json);
@@ -161,17 +164,22 @@ json_t *tools_args(const struct wire_request *request)
 
 static void on_events(struct tools *tools, struct conn *conn, const struct wire_request *request)
 {
-    struct events *events = tools->daemon->events;
+    const struct daemon *daemon = tools->daemon;
     json_t *args = tools_args(request);
     uint64_t since = (uint64_t)json_integer_value(json_object_get(args, "since"));
+    const char *log = json_string_value(json_object_get(args, "log"));
     int is_follow = json_is_true(json_object_get(args, "follow"));
 
+    /* A number of another daemon's log, or of one that was thrown away, says nothing here. */
+    if (log && (strcmp(log, daemon->config.name) != 0 || since > events_newest(daemon->events))) {
+        since = 0;
+    }
     json_decref(args);
     if (is_follow) {
         follow(tools, conn, request, since);
         return;
     }
-    char *json = events_json(events, &since);
+    char *json = events_json(daemon, &since);
 
     tools_answer(conn, request->id, json ? 0 : -ENOMEM, "", json, 0);
     free(json);

@@ -166,9 +166,16 @@ uint64_t tool_member_number(const json_t *object, const char *key);
 const char *tool_member_text(const json_t *object, const char *key);
 /* Does the state ask for a person? */
 bool tool_state_needs_attention(const struct tool_state *state);
-/* Reads an answer to `events` and gives each event with a number above *since, which moves on.
- * Stands in belay_events.c. */
-BL_MUST_CHECK int tool_events_read(const json_t *answer, uint64_t *since,
+struct tool_events_at { /* how far events are read */
+    char log[64];       /* name of the daemon whose log it is; "" not yet known */
+    uint64_t since;     /* number of the newest one read */
+};
+
+/* What to ask `events` for what comes after `at`. Owned by the caller. Stands in belay_events.c. */
+json_t *tool_events_args(const struct tool_events_at *at, bool follows);
+/* Reads an answer to `events` and gives each event after `at`, which moves on. When it is another
+ * log than before (a new head), it is given from its beginning. Stands in belay_events.c. */
+BL_MUST_CHECK int tool_events_read(const json_t *answer, struct tool_events_at *at,
                                    void (*each)(const json_t *event, void *arg), void *arg,
                                    struct bl_errmsg *msg);
 
@@ -231,10 +238,10 @@ BL_MUST_CHECK int tool_source_load(struct tool_source *ret, const struct tool_co
                                    const struct tool_args *args, FILE *out);
 void tool_source_free(struct tool_source *source);
 
-/* Watches the run `run` of job `name` to its end; events after `since` are shown. Returns the exit
+/* Watches the run `run` of job `name` to its end; events after `at` are shown. Returns the exit
  * code of `belay run`. */
 BL_MUST_CHECK int tool_follow(const struct tool_command *command, const struct tool_args *args,
                               struct tool_link *link, const char *run, const char *name,
-                              uint64_t since);
+                              const struct tool_events_at *at);
 
 #endif

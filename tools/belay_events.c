@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* belay events: what happened, what was done about it, what a person has to do. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -49,33 +50,57 @@ static void event_print(const json_t *event, void *arg)
     }
 }
 
-int tool_events_read(const json_t *answer, uint64_t *since, void (*each)(const json_t *, void *),
-                     void *arg, struct bl_errmsg *msg)
+json_t *tool_events_args(const struct tool_events_at *at, bool follows)
+{
+    json_t *asked = json_pack("{s:I,s:b}", "since", (json_int_t)at->since, "follow", follows);
+    BL_ASSERT(asked != NULL);
+    if (at->log[0] != '\0') {
+        int rc = json_object_set_new(asked, "log", json_string(at->log));
+        BL_ASSERT(rc == 0);
+    }
+    return asked;
+}
+
+/* Whose log is it? Numbers of another one begin anew; so do those of one that was thrown away. */
+static void events_log(const json_t *answer, struct tool_events_at *at)
+{
+    const char *log = tool_member_text(answer, "log");
+    bool is_known = at->log[0] != '\0' && *log != '\0';
+    if (is_known && (strcmp(log, at->log) != 0 || tool_member_number(answer, "next") < at->since)) {
+        at->since = 0;
+    }
+    snprintf(at->log, sizeof at->log, "%s", log);
+}
+
+int tool_events_read(const json_t *answer, struct tool_events_at *at,
+                     void (*each)(const json_t *, void *), void *arg, struct bl_errmsg *msg)
 {
     json_t *list;
     int rc = bl_json_array(answer, "events", TOOL_EVENTS_MAX, &list, msg);
+    if (rc == 0) {
+        events_log(answer, at);
+    }
     for (size_t i = 0; rc == 0 && i < json_array_size(list); i++) {
         const json_t *event = json_array_get(list, i);
         uint64_t seq;
         rc = bl_json_u64(event, "seq", 0, INT64_MAX, &seq, msg);
-        if (rc == 0 && seq > *since) { /* a repeat after a reconnection is not news */
-            *since = seq;
+        if (rc == 0 && seq > at->since) { /* a repeat after a reconnection is not news */
+            at->since = seq;
             each(event, arg);
         }
     }
     return rc != 0 ? bl_err_in(msg, rc, "the daemon's events") : 0;
 }
 
-/* One request, to its last answer. *since moves on. */
-static int events_once(const struct tool_args *args, struct tool_link *link, uint64_t *since,
-                       struct bl_errmsg *msg)
+/* One request, to its last answer. `at` moves on. */
+static int events_once(const struct tool_args *args, struct tool_link *link,
+                       struct tool_events_at *at, struct bl_errmsg *msg)
 {
     bool as_json = (args->given & TOOL_OPT_JSON) != 0;
     bool follows = (args->given & TOOL_OPT_FOLLOW) != 0;
     uint64_t id[2];
     struct tool_answer answer = {.more = true};
-    json_t *asked = json_pack("{s:I,s:b}", "since", (json_int_t)*since, "follow", follows);
-    BL_ASSERT(asked != NULL);
+    json_t *asked = tool_events_args(at, follows);
     tool_link_id(id);
     int rc = tool_link_send(link, id, WIRE_VERB_EVENTS, asked, msg);
     json_decref(asked);
@@ -90,7 +115,7 @@ static int events_once(const struct tool_args *args, struct tool_link *link, uin
             rc = bl_err(msg, answer.rc, "%s", answer.text);
         }
         if (rc == 0 && answer.json != NULL) {
-            rc = tool_events_read(answer.json, since, event_print, &as_json, msg);
+            rc = tool_events_read(answer.json, at, event_print, &as_json, msg);
             fflush(stdout);
         }
         tool_answer_close(&answer);
@@ -101,7 +126,7 @@ static int events_once(const struct tool_args *args, struct tool_link *link, uin
 static int events_run(const struct tool_args *args)
 {
     bool follows = (args->given & TOOL_OPT_FOLLOW) != 0, was_there = false, said = false;
-    uint64_t since = args->since;
+    struct tool_events_at at = {.since = args->since};
     struct tool_link link;
     if (follows) {
         tool_signals_catch();
@@ -118,7 +143,7 @@ static int events_run(const struct tool_args *args)
             }
             was_there = true;
             said = false;
-            rc = events_once(args, &link, &since, &msg);
+            rc = events_once(args, &link, &at, &msg);
             tool_link_close(&link);
         }
         if (tool_signal != 0 || (rc == 0 && !follows) || ferror(stdout)) {

@@ -20,7 +20,8 @@ struct follow {
     struct tool_link *link;
     const char *run, *name;
     struct tool_screen screen;
-    uint64_t since, plain_ns, unknown_ns;
+    struct tool_events_at at;
+    uint64_t plain_ns, unknown_ns;
     bool is_away, was_read;
     char last_event[64];
     uint64_t look_ns[RATE_LOOKS], look_step[RATE_LOOKS]; /* a ring, for the ETA */
@@ -47,8 +48,7 @@ static int events_show(struct follow *follow, struct bl_errmsg *msg)
 {
     uint64_t id[2];
     struct tool_answer answer = {.more = true};
-    json_t *asked = json_pack("{s:I,s:b}", "since", (json_int_t)follow->since, "follow", 0);
-    BL_ASSERT(asked != NULL);
+    json_t *asked = tool_events_args(&follow->at, false);
     tool_link_id(id);
     int rc = tool_link_send(follow->link, id, WIRE_VERB_EVENTS, asked, msg);
     json_decref(asked);
@@ -57,7 +57,7 @@ static int events_show(struct follow *follow, struct bl_errmsg *msg)
         if (rc == 0 && answer.rc != 0) {
             rc = bl_err(msg, answer.rc, "%s", answer.text);
         } else if (rc == 0 && answer.json != NULL) {
-            rc = tool_events_read(answer.json, &follow->since, event_show, follow, msg);
+            rc = tool_events_read(answer.json, &follow->at, event_show, follow, msg);
         }
         tool_answer_close(&answer);
     }
@@ -220,10 +220,11 @@ static int detached(struct follow *follow)
 }
 
 int tool_follow(const struct tool_command *command, const struct tool_args *args,
-                struct tool_link *link, const char *run, const char *name, uint64_t since)
+                struct tool_link *link, const char *run, const char *name,
+                const struct tool_events_at *at)
 {
     struct follow follow = {
-        .command = command, .args = args, .link = link, .run = run, .name = name, .since = since};
+        .command = command, .args = args, .link = link, .run = run, .name = name, .at = *at};
     tool_screen_init(&follow.screen, (args->given & TOOL_OPT_JSON) ? stderr : stdout);
     follow.plain_ns = bl_now_ns();
     tool_signals_catch();

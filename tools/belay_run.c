@@ -59,12 +59,13 @@ static void event_pass(const json_t *event, void *arg)
     (void)arg;
 }
 
-/* The newest event's number, so that only later ones are shown. 0 when it is not known. */
-static uint64_t events_newest(struct tool_link *link, const char *path)
+/* Where the newest event is, so that only later ones are shown; the beginning when it is not known.
+ */
+static struct tool_events_at events_newest(struct tool_link *link, const char *path)
 {
     struct bl_errmsg msg = {{0}};
     json_t *answer = NULL;
-    uint64_t newest = 0;
+    struct tool_events_at newest = {.since = 0};
     if (tool_link_ask(link, path, WIRE_VERB_EVENTS, NULL, &answer, &msg) == 0) {
         BL_IGNORE(tool_events_read(answer, &newest, event_pass, NULL, &msg) != 0,
                   "then more events are shown than are new");
@@ -128,10 +129,10 @@ static int run_source(const struct tool_args *args, const struct tool_source *so
     if (rc != 0) {
         return tool_unreachable(&tool_run, args->socket, &msg);
     }
-    uint64_t since = events_newest(&link, args->socket);
+    struct tool_events_at at = events_newest(&link, args->socket);
     rc = submit(args, source, &link, run, out);
     if (rc == 0 && (args->given & TOOL_OPT_DETACH) == 0) {
-        rc = tool_follow(&tool_run, args, &link, run, source->job->name, since);
+        rc = tool_follow(&tool_run, args, &link, run, source->job->name, &at);
     } else if (rc == 0 && (args->given & TOOL_OPT_JSON) != 0) {
         printf("{\"schema\":1,\"run\":\"%s\",\"name\":\"%s\"}\n", run, source->job->name);
     }

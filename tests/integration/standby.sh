@@ -35,6 +35,7 @@ head_lost() {
     it_wait 10 "the store is copied to the standby" replicated
     cl_run "$JOB_FILE"
     it_ready 10
+    follow_events
     cl_node_kill node0 KILL
     rm -f "$CL_DIR"/node0/state/store.db*
     it_wait 20 "steps without a head" metrics_at 30
@@ -55,7 +56,19 @@ promote() {
     it_wait 10 "node1 leads" leads node1
 }
 
+follow_events() {
+    on node1 events --follow --json >"$IT_DIR/followed" 2>/dev/null &
+    it_wait 10 "the head's events at the standby" followed RUN_STARTED node0
+}
+
+# followed NAME NODE: has `belay events --follow` at node1 shown this event of this daemon?
+followed() {
+    jq -es --arg name "$1" --arg node "$2" 'any(.name == $name and .node == $node)' \
+        "$IT_DIR/followed" >/dev/null 2>&1
+}
+
 judge() {
+    it_wait 5 "the new head's events in those that are followed" followed RUN_STARTED node1
     it_wait 60 "the end of the run" finished
     [ "$(it_status .digest)" = "$IT_ALONE" ] || it_fail "ended in $(it_status .digest), alone in $IT_ALONE"
     it_each_step
@@ -89,6 +102,7 @@ case_promoted_without_the_node() {
     cl_run "$JOB_FILE"
     it_wait 20 "a checkpoint" it_event SAVE_COMMITTED
     it_ready 15
+    follow_events
     local pids
     mapfile -t pids < <(it_processes node0)
     kill -KILL "${pids[@]}" 2>/dev/null
