@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define REFUSE_WHY "its BLAS or processor gives other bits than the run's"
+#define REFUSE_WHY                                                                                 \
+    "its BLAS or processor gives other bits than the run's; use the same kind of processor, or "   \
+    "unset OPENBLAS_CORETYPE there"
 
 int leader_proc_is_parked(const struct core_leader *l, const struct leader_proc *p)
 {
@@ -75,19 +77,14 @@ void leader_refuse_start(struct core_leader *l)
 {
     const struct leader_node *refused = NULL;
     char text[WIRE_TEXT_MAX];
-    int is_arithmetic = 0;
 
     for (uint32_t i = 0; i < l->node_count; i++) {
         refused = l->nodes[i].connected && l->nodes[i].refused ? &l->nodes[i] : refused;
     }
-    for (uint32_t i = 0; refused && i < l->proc_count; i++) {
-        is_arithmetic |= &l->nodes[l->procs[i].node] == refused && l->procs[i].refused;
-    }
     if (!refused || !l->is_beginning || l->now_ms - l->phase_ms < l->config.deadlines.join) {
         return;
     }
-    snprintf(
-        text, sizeof(text), "no node fits: %.40s: %.120s%s", refused->name, refused->refused_text,
-        is_arithmetic ? "; run on the same kind of processor, or unset OPENBLAS_CORETYPE" : "");
+    snprintf(text, sizeof(text), "no node fits: %.40s: %.190s", refused->name,
+             refused->refused_text);
     leader_end_send(l, WIRE_VERDICT_REFUSED, text);
 }

@@ -55,6 +55,31 @@ case_resume_with_fresh_daemons() {
     it_verify
 }
 
+# All ranks die and none can be started again: a stop saves what their memory holds, and ends.
+case_stop_without_ranks() {
+    cp "$CL_BIN/belay-train" "$IT_DIR/my-train"
+    COMMAND="[$IT_DIR/my-train]"
+    IT_COMMAND=my-train
+    EVERY=50
+    it_begin 2 node0
+    it_ready 15
+    mv "$IT_DIR/my-train" "$IT_DIR/away"
+    pkill -KILL -f "^$IT_DIR/my-train" || it_fail "no rank was there to kill"
+    it_wait 10 "a run that waits" waits
+    belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
+    it_wait 10 "the end of belay run" it_run_ended
+    [ "$(cl_run_code)" = 4 ] || it_fail "belay run left with $(cl_run_code) after a stop, not 4"
+    [ "$(it_status .newest_disk.step)" -ge 15 ] || it_fail "the memory of the dead ranks was not saved"
+    mv "$IT_DIR/away" "$IT_DIR/my-train"
+    cl_run "$JOB_FILE"
+    it_end
+    it_each_step
+    it_verify
+}
+waits() {
+    [ "$(it_status .verdict)" = waiting ]
+}
+
 # The head's state is gone: the root has all that is needed.
 case_recover_from_root() {
     it_begin 3 node0

@@ -152,4 +152,25 @@ case_other_arithmetic() {
     [ "$(it_status .world)" = 2 ] || it_fail "the run went on with $(it_status .world) ranks"
 }
 
+# Resumed where the one node gives other bits: said in a line, with the way out; nothing hangs.
+case_resume_with_other_arithmetic() {
+    local type=Prescott
+    DEADLINES="{beat: 100ms, lease: 1s, step_floor: 2500ms, init_floor: 4s, save: 30s, join: 4s, restart: 3s,
+                grace: 2s}"
+    it_begin 2 node0
+    it_wait 20 "step 5" it_step_is 5
+    "$CL_BIN/belay" stop --socket "$(cl_socket node0)" >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
+    it_wait 10 "the end of belay run" it_run_ended
+    cl_node_kill node0
+    it_node node0 OPENBLAS_CORETYPE="$type"
+    cl_run "$JOB_FILE"
+    it_wait 20 "the end of belay run" it_run_ended
+    [ "$(cl_run_code)" = 3 ] || it_fail "belay run left with $(cl_run_code), not 3"
+    grep -q "node0: .*differs.*unset OPENBLAS_CORETYPE" "$CL_DIR/run.log" || it_fail "it does not say why"
+    cl_node_kill node0
+    it_node node0
+    cl_run "$JOB_FILE"
+    it_end
+}
+
 it_main "$@"
