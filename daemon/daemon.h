@@ -259,7 +259,8 @@ void submit_gone(struct daemon *daemon, struct conn *conn); /* nobody waits ther
 /* Takes up all runs of the store that are not over: the head's start, and a promotion. */
 BL_MUST_CHECK int submit_load(struct daemon *daemon, struct bl_errmsg *msg);
 /* The head's start, after that: runs that were accepted here and have no record yet, because the
- * daemon died before its first decision. Not after a promotion: such a run may be another head's. */
+ * daemon died before its first decision. Not after a promotion: such a run may be another head's.
+ */
 void submit_load_unborn(struct daemon *daemon);
 
 /* ---- promote.c ---- */
