@@ -292,7 +292,8 @@ it_end() {
 it_report() {
     [ "$IT_MS" -gt 0 ] || return 0
     it_events "${CL_NODES[@]}" | jq -rs --argjson ms "$IT_MS" '
-        [.[] | select(.ms >= $ms)] as $since
+        ([.[] | select(.name == "FINISHED") | .ms] | first // 1e18) as $over
+        | [.[] | select(.ms >= $ms and .ms < $over)] as $since
         | ([$since[] | select(.name | IN("PROC_SUSPECTED", "RANK_EXITED", "RANK_FAILED", "RANK_HUNG",
             "NODE_AWAY", "HEAD_AWAY", "ENGINE_LOST", "SHIM_LOST")) | .ms] | min) as $seen
         | ([$since[] | select(.name == "RECOVERED")] | first) as $back

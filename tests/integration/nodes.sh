@@ -96,6 +96,7 @@ case_head_dies_and_is_back() {
     it_node node0
     it_wait 40 "recovery" it_recovered
     it_end
+    [ "$(it_event_count STEPS_LOST)" -ge 1 ] || it_fail "no event says that steps were lost"
     it_each_step
     it_verify
 }
