@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine.h"
 
@@ -232,7 +233,7 @@ bool engine_stop(struct engine *engine)
 
     lane_stop(&engine->writer);
     lane_stop(&engine->reader);
-    for (uint32_t waited = 0; waited < ENGINE_LEAVE_MS; waited += 2) {
+    for (uint64_t waited = 0; waited < bl_time_scaled_ms(ENGINE_LEAVE_MS); waited += 2) {
         if (lane_is_done(&engine->writer) && lane_is_done(&engine->reader)) {
             pthread_join(engine->writer.thread, NULL);
             pthread_join(engine->reader.thread, NULL);

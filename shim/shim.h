@@ -25,7 +25,6 @@
 
 #define SHIM_KEEP_MAX    15   /* memfds of one rank; with the beat page all fit beside one frame */
 #define SHIM_CLIENTS_MAX 4    /* a daemon, its successor, and two more */
-#define SHIM_DRAIN_MS    2000 /* after the rank's death its log is waited for this long */
 #define SHIM_STACKS_MS   5000 /* eu-stack gets this long; then it is killed and the kill goes on */
 #define SHIM_ORPHAN_MS   5000 /* how often a shim of a dead rank looks if its socket still exists */
 #define SHIM_QUIET_MS    300  /* a partial line or a repeat count waits at most this long */

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 struct shim_log {
@@ -23,11 +22,10 @@ struct shim_log {
     int fd;                              /* writer thread only, after start */
     uint64_t file_bytes, file_bytes_max; /* writer thread only */
     pthread_t thread;
-    pthread_mutex_t lock; /* guards ring, head, count, busy, stop, dropped */
-    pthread_cond_t filled, emptied;
+    pthread_mutex_t lock; /* guards ring, head, count, stop, dropped */
+    pthread_cond_t filled;
     char *ring;
     size_t head, count; /* bytes; the oldest is at head */
-    int busy;           /* the writer holds bytes that are not yet in the file */
     int stop;
     uint64_t dropped, dropped_told;
     /* The loop's own: */
@@ -133,12 +131,9 @@ static void *log_main(void *arg)
         }
         size_t n = ring_take(log, chunk, sizeof(chunk));
 
-        log->busy = 1;
         pthread_mutex_unlock(&log->lock);
         log_write(log, chunk, n);
         pthread_mutex_lock(&log->lock);
-        log->busy = 0;
-        pthread_cond_broadcast(&log->emptied);
     }
     pthread_mutex_unlock(&log->lock);
     return NULL;
@@ -255,26 +250,6 @@ uint64_t shim_log_dropped(struct shim_log *log)
     return dropped;
 }
 
-void shim_log_drain(struct shim_log *log, uint64_t deadline_ms)
-{
-    struct timespec until;
-
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(deadline_ms / 1000);
-    until.tv_nsec += (long)(deadline_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    pthread_mutex_lock(&log->lock);
-    while (log->count > 0 || log->busy) {
-        if (pthread_cond_timedwait(&log->emptied, &log->lock, &until) == ETIMEDOUT) {
-            break;
-        }
-    }
-    pthread_mutex_unlock(&log->lock);
-}
-
 int shim_log_open(struct shim_log **ret, const char *path, uint64_t file_bytes,
                   struct bl_errmsg *msg)
 {
@@ -294,14 +269,8 @@ int shim_log_open(struct shim_log **ret, const char *path, uint64_t file_bytes,
         goto fail;
     }
     log->file_bytes = (uint64_t)st.st_size;
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&log->lock, NULL);
     pthread_cond_init(&log->filled, NULL);
-    pthread_cond_init(&log->emptied, &attr);
-    pthread_condattr_destroy(&attr);
     rc = -pthread_create(&log->thread, NULL, log_main, log);
     if (rc != 0) {
         bl_err_code(msg, rc, "start the log's thread");

@@ -37,9 +37,6 @@ void shim_log_note(struct shim_log *log, const char *fmt, ...) BL_PRINTF(2, 3);
 /* Bytes dropped since the start. */
 uint64_t shim_log_dropped(struct shim_log *log);
 
-/* Waits until all that was put is in the file, at most `deadline_ms`. */
-void shim_log_drain(struct shim_log *log, uint64_t deadline_ms);
-
 /* Writes out what is left, ends the thread, frees. NULL is fine. */
 void shim_log_close(struct shim_log *log);
 

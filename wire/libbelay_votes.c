@@ -14,6 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 static struct lb_peer *peer_add(struct belay *b, int fd)
 {
     struct lb_peer *peer = b->vote_peer_count < LB_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
@@ -217,7 +219,7 @@ void lb_votes_tidy(struct belay *b, uint64_t now_ms)
     for (uint32_t i = b->vote_peer_count; i > 0; i--) {
         const struct lb_peer *peer = b->vote_peers[i - 1];
         if (peer->generation ? !plan || peer->generation != plan->generation
-                             : now_ms - peer->since_ms > LB_STRANGER_MS) {
+                             : now_ms - peer->since_ms > bl_time_scaled_ms(LB_STRANGER_MS)) {
             peer_remove(b, i - 1);
         }
     }
