@@ -181,7 +181,9 @@ int replica_on_change(struct daemon *daemon, struct conn *conn, const struct wir
 
 const char *replica_state(const struct daemon *daemon)
 {
-    return !daemon->replica ? "none" : daemon->replica->lost ? "lost" : "in step";
+    const struct replica *replica = daemon->replica;
+
+    return !replica ? "none" : replica->lost || !replica->conn ? "lost" : "in step";
 }
 
 int replica_open(struct daemon *daemon, struct bl_errmsg *msg)

@@ -136,7 +136,9 @@ grep -q 'the run goes on' "$work/watch" || fail "no word of the run going on"
 b 0 status
 has '^healthy'
 b 0 stop
+stopped=$(cl_status_raw node0 | jq .step)
 cl_run "$work/long.yaml"
+until_true 60 "the resume" grep -q "resumed at step $stopped" "$CL_DIR/run.log"
 until_true 60 "a step" stepped "$stopped"
 before=$(cl_status_raw node0 | jq .step)
 cl_node_kill node0 KILL
