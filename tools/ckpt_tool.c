@@ -40,11 +40,12 @@ static const char help_text[] =
 
 static const struct {
     const char *name;
-    int (*run)(const struct ckpt_tool_args *args); /* NULL: not in this version */
+    int (*run)(const struct ckpt_tool_args *args); /* the shared options; both NULL: not built */
+    int (*run_own)(int argc, char **argv);         /* parses its own options; argv[0]: the verb */
 } verbs[] = {
-    {"ls", ckpt_tool_ls}, {"show", ckpt_tool_show}, {"verify", ckpt_tool_verify},
-    {"diff", NULL},       {"reshard", NULL},        {"export", NULL},
-    {"import", NULL},     {"prune", NULL},          {"repair", NULL},
+    {"ls", ckpt_tool_ls, NULL}, {"show", ckpt_tool_show, NULL}, {"verify", ckpt_tool_verify, NULL},
+    {"diff", NULL, NULL},       {"reshard", NULL, NULL},        {"export", NULL, NULL},
+    {"import", NULL, NULL},     {"prune", NULL, NULL},          {"repair", NULL, NULL},
 };
 
 int ckpt_tool_fail(const char *fmt, ...)
@@ -203,6 +204,11 @@ int main(int argc, char **argv)
     struct ckpt_tool_args args = {0};
     const char *verb = NULL;
 
+    for (uint32_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+        if (verbs[i].run_own != NULL && strcmp(argv[1], verbs[i].name) == 0) {
+            return verbs[i].run_own(argc - 1, argv + 1);
+        }
+    }
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
 
