@@ -60,31 +60,6 @@ int ckpt_tool_fail(const char *fmt, ...)
     return TOOL_COULD_NOT;
 }
 
-const char *ckpt_tool_size(char ret[TOOL_TEXT_MAX], uint64_t bytes)
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    double value = (double)bytes;
-    uint32_t unit = 0;
-
-    while (value >= 1024 && unit < 5) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(ret, TOOL_TEXT_MAX, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-    return ret;
-}
-
-const char *ckpt_tool_seconds(char ret[TOOL_TEXT_MAX], double seconds)
-{
-    if (seconds < 100) {
-        snprintf(ret, TOOL_TEXT_MAX, "%.1f s", seconds);
-    } else {
-        snprintf(ret, TOOL_TEXT_MAX, "%.0f min %02.0f s", seconds / 60 - 0.5,
-                 seconds - 60 * (double)(uint64_t)(seconds / 60));
-    }
-    return ret;
-}
-
 const char *ckpt_tool_time(char ret[TOOL_TEXT_MAX], uint64_t unix_s)
 {
     time_t when = (time_t)unix_s;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "ckpt/ckpt.h"
+#include "tools/progress.h"
 
 enum ckpt_tool_exit { TOOL_GOOD = 0, TOOL_FINDING = 1, TOOL_USAGE = 2, TOOL_COULD_NOT = 3 };
 
@@ -31,10 +32,7 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX]);
 /* "ckpt-tool: TEXT" on standard error; TOOL_COULD_NOT. */
 int ckpt_tool_fail(const char *fmt, ...) BL_PRINTF(1, 2);
 
-#define TOOL_TEXT_MAX 32
-/* "12.4 GiB"; "1.8 s"; "2026-11-30 14:03:22" (UTC), "-" for 0. Into `ret`, which is returned. */
-const char *ckpt_tool_size(char ret[TOOL_TEXT_MAX], uint64_t bytes);
-const char *ckpt_tool_seconds(char ret[TOOL_TEXT_MAX], double seconds);
+/* "2026-11-30 14:03:22" (UTC), "-" for 0. Into `ret`, which is returned. */
 const char *ckpt_tool_time(char ret[TOOL_TEXT_MAX], uint64_t unix_s);
 
 const char *ckpt_tool_state(enum ckpt_state state); /* "good", "broken", ... */
