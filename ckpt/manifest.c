@@ -213,7 +213,7 @@ static void add_facts(struct ckpt_text *text, const struct ckpt_manifest *manife
 
 static int check_facts(const struct ckpt_manifest *manifest, struct bl_errmsg *msg)
 {
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     const char *from;
     int rc;
 
@@ -239,15 +239,15 @@ static int check_facts(const struct ckpt_manifest *manifest, struct bl_errmsg *m
         return bl_err(msg, BL_ELIMIT, "manifest: the frozen job is over %d bytes",
                       CKPT_JOB_BYTES_MAX);
     }
-    ckpt_reader_init(&reader, manifest->job, strlen(manifest->job));
+    ckpt_json_init(&reader, manifest->job, strlen(manifest->job));
     if (manifest->job[0] != '{') {
-        ckpt_reader_fail(&reader, BL_EFORMAT, "'{' expected");
+        ckpt_json_fail(&reader, BL_EFORMAT, "'{' expected");
     }
-    ckpt_reader_skip(&reader, &from);
+    ckpt_json_skip(&reader, &from);
     if (reader.at != reader.end) {
-        ckpt_reader_fail(&reader, BL_EFORMAT, "something after the end");
+        ckpt_json_fail(&reader, BL_EFORMAT, "something after the end");
     }
-    rc = ckpt_reader_error(&reader, msg);
+    rc = ckpt_json_error(&reader, msg);
     return rc < 0 ? bl_err_in(msg, rc, "manifest: frozen job") : 0;
 }
 

@@ -13,7 +13,7 @@
 #include "ckpt/text.h"
 
 struct decoder {
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     struct ckpt_manifest *manifest;
     struct bl_errmsg *msg;
     uint64_t extents; /* so far */
@@ -32,55 +32,55 @@ static enum bl_tensor_kind kind_parse(const char *name)
 }
 
 /* ,"key": */
-static void next_key(struct ckpt_reader *reader, const char *key)
+static void next_key(struct ckpt_json *reader, const char *key)
 {
-    ckpt_reader_want(reader, ',');
-    ckpt_reader_key(reader, key);
+    ckpt_json_want(reader, ',');
+    ckpt_json_key(reader, key);
 }
 
-static uint64_t next_u64(struct ckpt_reader *reader, const char *key)
-{
-    next_key(reader, key);
-    return ckpt_reader_u64(reader);
-}
-
-static uint32_t next_u32(struct ckpt_reader *reader, const char *key)
+static uint64_t next_u64(struct ckpt_json *reader, const char *key)
 {
     next_key(reader, key);
-    return ckpt_reader_u32(reader);
+    return ckpt_json_u64(reader);
 }
 
-static void next_string(struct ckpt_reader *reader, const char *key, char *ret, size_t room)
+static uint32_t next_u32(struct ckpt_json *reader, const char *key)
 {
     next_key(reader, key);
-    ckpt_reader_string(reader, ret, room);
+    return ckpt_json_u32(reader);
 }
 
-static void decode_layout(struct ckpt_reader *reader, struct ckpt_layout *layout)
+static void next_string(struct ckpt_json *reader, const char *key, char *ret, size_t room)
+{
+    next_key(reader, key);
+    ckpt_json_string(reader, ret, room);
+}
+
+static void decode_layout(struct ckpt_json *reader, struct ckpt_layout *layout)
 {
     next_key(reader, "layout");
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "world");
-    layout->world = ckpt_reader_u32(reader);
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "world");
+    layout->world = ckpt_json_u32(reader);
     layout->dp = next_u32(reader, "dp");
     layout->tp = next_u32(reader, "tp");
     layout->pp = next_u32(reader, "pp");
     layout->zero = next_u32(reader, "zero");
-    ckpt_reader_want(reader, '}');
+    ckpt_json_want(reader, '}');
 }
 
-static void decode_metrics(struct ckpt_reader *reader, struct ckpt_metrics *metrics)
+static void decode_metrics(struct ckpt_json *reader, struct ckpt_metrics *metrics)
 {
     next_key(reader, "metrics");
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "loss");
-    metrics->loss = ckpt_reader_double(reader);
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "loss");
+    metrics->loss = ckpt_json_double(reader);
     metrics->tokens = next_u64(reader, "tokens");
     metrics->saved_unix_s = next_u64(reader, "saved_unix_s");
-    ckpt_reader_want(reader, '}');
+    ckpt_json_want(reader, '}');
 }
 
-static void decode_state(struct ckpt_reader *reader, struct bl_state_digest *state)
+static void decode_state(struct ckpt_json *reader, struct bl_state_digest *state)
 {
     char text[BL_STATE_DIGEST_TEXT_BYTES], again[BL_STATE_DIGEST_TEXT_BYTES] = "";
 
@@ -93,61 +93,61 @@ static void decode_state(struct ckpt_reader *reader, struct bl_state_digest *sta
     }
     bl_state_digest_format(state, again);
     if (reader->code == 0 && strcmp(text, again) != 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a state digest expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a state digest expected");
     }
 }
 
 static void decode_job(struct decoder *decoder)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     const char *from = NULL;
     size_t bytes;
 
     next_key(reader, "job");
     if (reader->code == 0 && (reader->at >= reader->end || *reader->at != '{')) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "the frozen job is no object");
+        ckpt_json_fail(reader, BL_EFORMAT, "the frozen job is no object");
     }
-    ckpt_reader_skip(reader, &from);
+    ckpt_json_skip(reader, &from);
     if (reader->code != 0) {
         return;
     }
     bytes = (size_t)(reader->at - from);
     if (bytes > CKPT_JOB_BYTES_MAX) {
-        ckpt_reader_fail(reader, BL_ELIMIT, "the frozen job is over %d bytes", CKPT_JOB_BYTES_MAX);
+        ckpt_json_fail(reader, BL_ELIMIT, "the frozen job is over %d bytes", CKPT_JOB_BYTES_MAX);
         return;
     }
     decoder->manifest->job = strndup(from, bytes);
     if (decoder->manifest->job == NULL) {
-        ckpt_reader_fail(reader, -ENOMEM, "out of memory");
+        ckpt_json_fail(reader, -ENOMEM, "out of memory");
     }
 }
 
 static void decode_facts(struct decoder *decoder)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     struct ckpt_manifest *manifest = decoder->manifest;
     char seed[24];
-    struct ckpt_reader number;
+    struct ckpt_json number;
 
     next_string(reader, "run", manifest->run, sizeof(manifest->run));
     manifest->generation = next_u64(reader, "generation");
     manifest->line = next_u64(reader, "line");
     manifest->step = next_u64(reader, "step");
     next_key(reader, "function");
-    manifest->function_id = ckpt_reader_hex(reader, 16);
+    manifest->function_id = ckpt_json_hex(reader, 16);
     manifest->samples = next_u64(reader, "samples");
     next_string(reader, "seed", seed, sizeof(seed));
-    ckpt_reader_init(&number, seed, strlen(seed));
-    manifest->seed = ckpt_reader_u64(&number);
-    ckpt_reader_finish(&number);
+    ckpt_json_init(&number, seed, strlen(seed));
+    manifest->seed = ckpt_json_u64(&number);
+    ckpt_json_finish(&number);
     if (number.code != 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a seed expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a seed expected");
     }
     manifest->lanes = next_u32(reader, "lanes");
     next_string(reader, "codec", manifest->codec, sizeof(manifest->codec));
     if (reader->code == 0 && strcmp(manifest->codec, "none") != 0) {
-        ckpt_reader_fail(reader, BL_ENOTBUILT, "codec \"%s\" is not built into this version",
-                         manifest->codec);
+        ckpt_json_fail(reader, BL_ENOTBUILT, "codec \"%s\" is not built into this version",
+                       manifest->codec);
     }
     decode_layout(reader, &manifest->layout);
     decode_metrics(reader, &manifest->metrics);
@@ -155,56 +155,56 @@ static void decode_facts(struct decoder *decoder)
     next_string(reader, "writer", manifest->writer, sizeof(manifest->writer));
     decode_job(decoder);
     if (!ckpt_name_is_plain(manifest->run)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a run id expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a run id expected");
     }
 }
 
 /* Makes room for one more in an array that holds `count`; arrays double. */
-static void *grow(struct ckpt_reader *reader, void *array, uint32_t count, size_t each)
+static void *grow(struct ckpt_json *reader, void *array, uint32_t count, size_t each)
 {
     void *grown = array;
 
     if ((count & (count - 1)) == 0) {
         grown = realloc(array, (count == 0 ? 1 : (size_t)count * 2) * each);
         if (grown == NULL) {
-            ckpt_reader_fail(reader, -ENOMEM, "out of memory");
+            ckpt_json_fail(reader, -ENOMEM, "out of memory");
             return array;
         }
     }
     return grown;
 }
 
-static void decode_part(struct ckpt_reader *reader, struct ckpt_part *part)
+static void decode_part(struct ckpt_json *reader, struct ckpt_part *part)
 {
     memset(part, 0, sizeof(*part));
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "name");
-    ckpt_reader_string(reader, part->name, sizeof(part->name));
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "name");
+    ckpt_json_string(reader, part->name, sizeof(part->name));
     next_string(reader, "node", part->node, sizeof(part->node));
     part->bytes = next_u64(reader, "bytes");
     part->raw_bytes = next_u64(reader, "raw_bytes");
     next_key(reader, "index");
-    part->index_digest = ckpt_reader_hex(reader, 16);
-    ckpt_reader_want(reader, '}');
+    part->index_digest = ckpt_json_hex(reader, 16);
+    ckpt_json_want(reader, '}');
     if (reader->code == 0 && (!ckpt_name_is_plain(part->name) || part->name[0] == '.' ||
                               strchr(part->name, '/') != NULL)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a part's name expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a part's name expected");
     }
 }
 
 static void decode_parts(struct decoder *decoder)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     struct ckpt_manifest *manifest = decoder->manifest;
 
     next_key(reader, "parts");
-    ckpt_reader_want(reader, '[');
-    if (ckpt_reader_is(reader, ']')) {
+    ckpt_json_want(reader, '[');
+    if (ckpt_json_is(reader, ']')) {
         return;
     }
     while (reader->code == 0) {
         if (manifest->part_count >= CKPT_PARTS_MAX) {
-            ckpt_reader_fail(reader, BL_ELIMIT, "more than %d parts", CKPT_PARTS_MAX);
+            ckpt_json_fail(reader, BL_ELIMIT, "more than %d parts", CKPT_PARTS_MAX);
             return;
         }
         manifest->parts =
@@ -213,15 +213,15 @@ static void decode_parts(struct decoder *decoder)
             return;
         }
         decode_part(reader, &manifest->parts[manifest->part_count++]);
-        if (!ckpt_reader_is(reader, ',')) {
-            ckpt_reader_want(reader, ']');
+        if (!ckpt_json_is(reader, ',')) {
+            ckpt_json_want(reader, ']');
             return;
         }
     }
 }
 
 /* Appends the extent to its part's list; the tensor too, unless it is the part's newest one. */
-static void part_add(struct ckpt_reader *reader, struct ckpt_part *part,
+static void part_add(struct ckpt_json *reader, struct ckpt_part *part,
                      const struct bl_tensor *tensor, const struct bl_extent *extent)
 {
     struct bl_extent_list *held = &part->held;
@@ -244,23 +244,23 @@ static void part_add(struct ckpt_reader *reader, struct ckpt_part *part,
 
 static void decode_extent(struct decoder *decoder, const struct bl_tensor *tensor)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     struct bl_extent extent = {0};
     char key[CKPT_KEY_MAX], expect[CKPT_KEY_MAX];
     uint64_t flat[2] = {0, 0};
     uint32_t part, lo, hi, two;
 
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "part");
-    part = ckpt_reader_u32(reader);
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "part");
+    part = ckpt_json_u32(reader);
     next_string(reader, "key", key, sizeof(key));
     next_key(reader, "lo");
-    lo = ckpt_reader_u64s(reader, extent.lo, BL_TENSOR_DIMS_MAX);
+    lo = ckpt_json_u64s(reader, extent.lo, BL_TENSOR_DIMS_MAX);
     next_key(reader, "hi");
-    hi = ckpt_reader_u64s(reader, extent.hi, BL_TENSOR_DIMS_MAX);
+    hi = ckpt_json_u64s(reader, extent.hi, BL_TENSOR_DIMS_MAX);
     next_key(reader, "flat");
-    two = ckpt_reader_u64s(reader, flat, 2);
-    ckpt_reader_want(reader, '}');
+    two = ckpt_json_u64s(reader, flat, 2);
+    ckpt_json_want(reader, '}');
     extent.flat_lo = flat[0];
     extent.flat_hi = flat[1];
     if (reader->code != 0) {
@@ -269,16 +269,16 @@ static void decode_extent(struct decoder *decoder, const struct bl_tensor *tenso
     if (lo != tensor->dims || hi != tensor->dims || two != 2 ||
         part >= decoder->manifest->part_count || bl_extent_check(&extent, tensor, NULL) < 0 ||
         bl_extent_elems(&extent) == 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "an extent does not fit its tensor or part");
+        ckpt_json_fail(reader, BL_EFORMAT, "an extent does not fit its tensor or part");
         return;
     }
     ckpt_part_key(expect, &extent, tensor);
     if (strcmp(key, expect) != 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "an extent's key does not fit it");
+        ckpt_json_fail(reader, BL_EFORMAT, "an extent's key does not fit it");
         return;
     }
     if (++decoder->extents > CKPT_EXTENTS_MAX) {
-        ckpt_reader_fail(reader, BL_ELIMIT, "more than %d extents", CKPT_EXTENTS_MAX);
+        ckpt_json_fail(reader, BL_ELIMIT, "more than %d extents", CKPT_EXTENTS_MAX);
         return;
     }
     part_add(reader, &decoder->manifest->parts[part], tensor, &extent);
@@ -286,17 +286,17 @@ static void decode_extent(struct decoder *decoder, const struct bl_tensor *tenso
 
 static void decode_tensor(struct decoder *decoder, struct bl_tensor *tensor)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     char kind[16], dtype[16];
 
     memset(tensor, 0, sizeof(*tensor));
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "name");
-    ckpt_reader_string(reader, tensor->name, sizeof(tensor->name));
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "name");
+    ckpt_json_string(reader, tensor->name, sizeof(tensor->name));
     next_string(reader, "kind", kind, sizeof(kind));
     next_string(reader, "dtype", dtype, sizeof(dtype));
     next_key(reader, "shape");
-    tensor->dims = ckpt_reader_u64s(reader, tensor->shape, BL_TENSOR_DIMS_MAX);
+    tensor->dims = ckpt_json_u64s(reader, tensor->shape, BL_TENSOR_DIMS_MAX);
     if (reader->code != 0) {
         return;
     }
@@ -304,43 +304,43 @@ static void decode_tensor(struct decoder *decoder, struct bl_tensor *tensor)
     tensor->dtype = bl_dtype_parse(dtype);
     if (tensor->kind == 0 || bl_dtype_bytes(tensor->dtype) == 0 ||
         !ckpt_name_is_plain(tensor->name) || bl_tensor_elems(tensor) == 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a tensor's name, kind, dtype or shape");
+        ckpt_json_fail(reader, BL_EFORMAT, "a tensor's name, kind, dtype or shape");
     }
     next_key(reader, "extents");
-    ckpt_reader_want(reader, '[');
+    ckpt_json_want(reader, '[');
     while (reader->code == 0) {
         decode_extent(decoder, tensor);
-        if (!ckpt_reader_is(reader, ',')) {
-            ckpt_reader_want(reader, ']');
+        if (!ckpt_json_is(reader, ',')) {
+            ckpt_json_want(reader, ']');
             break;
         }
     }
-    ckpt_reader_want(reader, '}');
+    ckpt_json_want(reader, '}');
 }
 
 static void decode_tensors(struct decoder *decoder)
 {
-    struct ckpt_reader *reader = &decoder->reader;
+    struct ckpt_json *reader = &decoder->reader;
     struct bl_tensor tensor;
     char last[BL_TENSOR_NAME_MAX] = "";
     uint32_t count = 0;
 
     next_key(reader, "tensors");
-    ckpt_reader_want(reader, '[');
-    if (ckpt_reader_is(reader, ']')) {
+    ckpt_json_want(reader, '[');
+    if (ckpt_json_is(reader, ']')) {
         return;
     }
     while (reader->code == 0) {
         decode_tensor(decoder, &tensor);
         if (reader->code == 0 && strcmp(last, tensor.name) >= 0) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "tensors are not in the order of their names");
+            ckpt_json_fail(reader, BL_EFORMAT, "tensors are not in the order of their names");
         }
         memcpy(last, tensor.name, sizeof(last));
         if (++count > CKPT_TENSORS_MAX) {
-            ckpt_reader_fail(reader, BL_ELIMIT, "more than %d tensors", CKPT_TENSORS_MAX);
+            ckpt_json_fail(reader, BL_ELIMIT, "more than %d tensors", CKPT_TENSORS_MAX);
         }
-        if (!ckpt_reader_is(reader, ',')) {
-            ckpt_reader_want(reader, ']');
+        if (!ckpt_json_is(reader, ',')) {
+            ckpt_json_want(reader, ']');
             break;
         }
     }
@@ -351,7 +351,7 @@ int ckpt_manifest_decode(struct ckpt_manifest *ret, const char *text, size_t byt
 {
     struct ckpt_manifest manifest = {0};
     struct decoder decoder = {.manifest = &manifest, .msg = msg};
-    struct ckpt_reader *reader = &decoder.reader;
+    struct ckpt_json *reader = &decoder.reader;
     uint64_t digest;
     int rc;
 
@@ -363,21 +363,21 @@ int ckpt_manifest_decode(struct ckpt_manifest *ret, const char *text, size_t byt
     if (rc < 0) {
         return rc;
     }
-    ckpt_reader_init(reader, text, bytes);
-    ckpt_reader_want(reader, '{');
-    ckpt_reader_key(reader, "belay_manifest");
-    if (ckpt_reader_u64(reader) != CKPT_FORMAT_VERSION) {
-        ckpt_reader_fail(reader, BL_EVERSION, "manifest of another version; this program reads %d",
-                         CKPT_FORMAT_VERSION);
+    ckpt_json_init(reader, text, bytes);
+    ckpt_json_want(reader, '{');
+    ckpt_json_key(reader, "belay_manifest");
+    if (ckpt_json_u64(reader) != CKPT_FORMAT_VERSION) {
+        ckpt_json_fail(reader, BL_EVERSION, "manifest of another version; this program reads %d",
+                       CKPT_FORMAT_VERSION);
     }
     decode_facts(&decoder);
     decode_parts(&decoder);
     decode_tensors(&decoder);
     next_key(reader, "digest");
-    BL_IGNORE(ckpt_reader_hex(reader, 16) == 0, "checked above over the bytes");
-    ckpt_reader_want(reader, '}');
-    ckpt_reader_finish(reader);
-    rc = ckpt_reader_error(reader, msg);
+    BL_IGNORE(ckpt_json_hex(reader, 16) == 0, "checked above over the bytes");
+    ckpt_json_want(reader, '}');
+    ckpt_json_finish(reader);
+    rc = ckpt_json_error(reader, msg);
     if (rc < 0) {
         ckpt_manifest_close(&manifest);
         return bl_err_in(msg, rc, "manifest");

@@ -168,43 +168,42 @@ int ckpt_st_header_bytes(const uint8_t first[8], uint64_t file_bytes, uint64_t *
 }
 
 /* {"dtype":..,"shape":..,"data_offsets":..} in any order, each once. */
-static void decode_entry(struct ckpt_reader *reader, struct ckpt_st_entry *entry,
-                         uint64_t data_bytes)
+static void decode_entry(struct ckpt_json *reader, struct ckpt_st_entry *entry, uint64_t data_bytes)
 {
     unsigned seen = 0;
     uint64_t range[2] = {0, 0}, bytes;
 
-    ckpt_reader_want(reader, '{');
+    ckpt_json_want(reader, '{');
     while (reader->code == 0) {
         char field[32], dtype[16];
         unsigned bit = 0;
 
-        ckpt_reader_string(reader, field, sizeof(field));
-        ckpt_reader_want(reader, ':');
+        ckpt_json_string(reader, field, sizeof(field));
+        ckpt_json_want(reader, ':');
         if (strcmp(field, "dtype") == 0) {
             bit = 1;
-            ckpt_reader_string(reader, dtype, sizeof(dtype));
+            ckpt_json_string(reader, dtype, sizeof(dtype));
             entry->dtype = bl_dtype_parse(dtype);
         } else if (strcmp(field, "shape") == 0) {
             bit = 2;
-            entry->dims = ckpt_reader_u64s(reader, entry->shape, BL_TENSOR_DIMS_MAX);
+            entry->dims = ckpt_json_u64s(reader, entry->shape, BL_TENSOR_DIMS_MAX);
         } else if (strcmp(field, "data_offsets") == 0) {
             bit = 4;
-            if (ckpt_reader_u64s(reader, range, 2) != 2) {
-                ckpt_reader_fail(reader, BL_EFORMAT, "two data_offsets expected");
+            if (ckpt_json_u64s(reader, range, 2) != 2) {
+                ckpt_json_fail(reader, BL_EFORMAT, "two data_offsets expected");
             }
         }
         if (bit == 0 || (seen & bit) != 0) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "an entry's field is unknown or there twice");
+            ckpt_json_fail(reader, BL_EFORMAT, "an entry's field is unknown or there twice");
         }
         seen |= bit;
-        if (!ckpt_reader_is(reader, ',')) {
-            ckpt_reader_want(reader, '}');
+        if (!ckpt_json_is(reader, ',')) {
+            ckpt_json_want(reader, '}');
             break;
         }
     }
     if (seen != 7 || bl_dtype_bytes(entry->dtype) == 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "an entry lacks a field or has an unknown dtype");
+        ckpt_json_fail(reader, BL_EFORMAT, "an entry lacks a field or has an unknown dtype");
         return;
     }
     entry->begin = range[0];
@@ -212,11 +211,11 @@ static void decode_entry(struct ckpt_reader *reader, struct ckpt_st_entry *entry
     bytes = bl_dtype_bytes(entry->dtype);
     for (uint32_t d = 0; d < entry->dims; d++) {
         if (__builtin_mul_overflow(bytes, entry->shape[d], &bytes)) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "a shape over 64 bits");
+            ckpt_json_fail(reader, BL_EFORMAT, "a shape over 64 bits");
         }
     }
     if (range[0] > range[1] || range[1] > data_bytes || range[1] - range[0] != bytes) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "data_offsets do not fit shape or file");
+        ckpt_json_fail(reader, BL_EFORMAT, "data_offsets do not fit shape or file");
     }
 }
 
@@ -224,7 +223,7 @@ int ckpt_st_header_decode(const uint8_t *data, size_t header_bytes, uint64_t fil
                           int (*entry_fn)(void *arg, const struct ckpt_st_entry *entry), void *arg,
                           struct bl_errmsg *msg)
 {
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     struct ckpt_st_entry entry;
     uint64_t expect = 0;
     const char *from;
@@ -238,15 +237,15 @@ int ckpt_st_header_decode(const uint8_t *data, size_t header_bytes, uint64_t fil
     if (expect != header_bytes) {
         return bl_err(msg, BL_EFORMAT, "safetensors header cut short");
     }
-    ckpt_reader_init(&reader, (const char *)data + 8, header_bytes - 8);
-    ckpt_reader_want(&reader, '{');
-    if (!ckpt_reader_is(&reader, '}')) {
+    ckpt_json_init(&reader, (const char *)data + 8, header_bytes - 8);
+    ckpt_json_want(&reader, '{');
+    if (!ckpt_json_is(&reader, '}')) {
         while (reader.code == 0) {
             memset(&entry, 0, sizeof(entry));
-            ckpt_reader_string(&reader, entry.key, sizeof(entry.key));
-            ckpt_reader_want(&reader, ':');
+            ckpt_json_string(&reader, entry.key, sizeof(entry.key));
+            ckpt_json_want(&reader, ':');
             if (strcmp(entry.key, "__metadata__") == 0) {
-                ckpt_reader_skip(&reader, &from);
+                ckpt_json_skip(&reader, &from);
             } else {
                 decode_entry(&reader, &entry, file_bytes - header_bytes);
                 rc = reader.code == 0 ? entry_fn(arg, &entry) : 0;
@@ -254,13 +253,13 @@ int ckpt_st_header_decode(const uint8_t *data, size_t header_bytes, uint64_t fil
                     return bl_err(msg, rc, "safetensors header: entry \"%.200s\"", entry.key);
                 }
             }
-            if (!ckpt_reader_is(&reader, ',')) {
-                ckpt_reader_want(&reader, '}');
+            if (!ckpt_json_is(&reader, ',')) {
+                ckpt_json_want(&reader, '}');
                 break;
             }
         }
     }
-    ckpt_reader_finish(&reader);
-    rc = ckpt_reader_error(&reader, msg);
+    ckpt_json_finish(&reader);
+    rc = ckpt_json_error(&reader, msg);
     return rc < 0 ? bl_err_in(msg, rc, "safetensors header") : 0;
 }

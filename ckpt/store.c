@@ -80,26 +80,26 @@ int ckpt_store_writable(const struct ckpt_store *store, struct bl_errmsg *msg)
 static int root_file_decode(char run[CKPT_RUN_MAX], const char *text, size_t bytes,
                             struct bl_errmsg *msg)
 {
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     uint64_t digest;
 
     if (ckpt_manifest_digest(text, bytes, &digest, NULL) < 0) {
         return bl_err(msg, BL_EDIGEST, "digest differs");
     }
-    ckpt_reader_init(&reader, text, bytes);
-    ckpt_reader_want(&reader, '{');
-    ckpt_reader_key(&reader, "belay_root");
-    if (ckpt_reader_u64(&reader) != CKPT_FORMAT_VERSION) {
-        ckpt_reader_fail(&reader, BL_EVERSION, "root of another version; this program reads %d",
-                         CKPT_FORMAT_VERSION);
+    ckpt_json_init(&reader, text, bytes);
+    ckpt_json_want(&reader, '{');
+    ckpt_json_key(&reader, "belay_root");
+    if (ckpt_json_u64(&reader) != CKPT_FORMAT_VERSION) {
+        ckpt_json_fail(&reader, BL_EVERSION, "root of another version; this program reads %d",
+                       CKPT_FORMAT_VERSION);
     }
-    ckpt_reader_want(&reader, ',');
-    ckpt_reader_key(&reader, "run");
-    ckpt_reader_string(&reader, run, CKPT_RUN_MAX);
+    ckpt_json_want(&reader, ',');
+    ckpt_json_key(&reader, "run");
+    ckpt_json_string(&reader, run, CKPT_RUN_MAX);
     if (!ckpt_name_is_plain(run)) {
-        ckpt_reader_fail(&reader, BL_EFORMAT, "a run id expected");
+        ckpt_json_fail(&reader, BL_EFORMAT, "a run id expected");
     }
-    return ckpt_reader_error(&reader, msg);
+    return ckpt_json_error(&reader, msg);
 }
 
 /* Reads ROOT/BELAY. -ENOENT when it is not there. */

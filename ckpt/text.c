@@ -85,14 +85,14 @@ void ckpt_text_u64s(struct ckpt_text *text, const uint64_t *values, uint32_t cou
     ckpt_text_add(text, "]", 1);
 }
 
-void ckpt_reader_init(struct ckpt_reader *reader, const char *text, size_t bytes)
+void ckpt_json_init(struct ckpt_json *reader, const char *text, size_t bytes)
 {
     memset(reader, 0, sizeof(*reader));
     reader->at = reader->start = text;
     reader->end = text + bytes;
 }
 
-void ckpt_reader_fail(struct ckpt_reader *reader, int code, const char *fmt, ...)
+void ckpt_json_fail(struct ckpt_json *reader, int code, const char *fmt, ...)
 {
     va_list args;
 
@@ -105,7 +105,7 @@ void ckpt_reader_fail(struct ckpt_reader *reader, int code, const char *fmt, ...
     va_end(args);
 }
 
-int ckpt_reader_error(const struct ckpt_reader *reader, struct bl_errmsg *msg)
+int ckpt_json_error(const struct ckpt_json *reader, struct bl_errmsg *msg)
 {
     if (reader->code == 0) {
         return 0;
@@ -114,7 +114,7 @@ int ckpt_reader_error(const struct ckpt_reader *reader, struct bl_errmsg *msg)
                   reader->why);
 }
 
-static void skip_space(struct ckpt_reader *reader)
+static void skip_space(struct ckpt_json *reader)
 {
     while (reader->at < reader->end && (*reader->at == ' ' || *reader->at == '\n' ||
                                         *reader->at == '\t' || *reader->at == '\r')) {
@@ -122,7 +122,7 @@ static void skip_space(struct ckpt_reader *reader)
     }
 }
 
-bool ckpt_reader_is(struct ckpt_reader *reader, char c)
+bool ckpt_json_is(struct ckpt_json *reader, char c)
 {
     if (reader->code != 0) {
         return false;
@@ -135,10 +135,10 @@ bool ckpt_reader_is(struct ckpt_reader *reader, char c)
     return false;
 }
 
-void ckpt_reader_want(struct ckpt_reader *reader, char c)
+void ckpt_json_want(struct ckpt_json *reader, char c)
 {
-    if (!ckpt_reader_is(reader, c)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "'%c' expected", c);
+    if (!ckpt_json_is(reader, c)) {
+        ckpt_json_fail(reader, BL_EFORMAT, "'%c' expected", c);
     }
 }
 
@@ -157,7 +157,7 @@ static int hex_value(char c)
 }
 
 /* The four digits after \u, or -1. */
-static int take_u16(struct ckpt_reader *reader)
+static int take_u16(struct ckpt_json *reader)
 {
     int value = 0;
 
@@ -200,7 +200,7 @@ static uint32_t put_utf8(char *out, uint32_t code)
 }
 
 /* What follows a backslash, as UTF-8 in out; 0 when it is wrong. */
-static uint32_t take_escape(struct ckpt_reader *reader, char out[4])
+static uint32_t take_escape(struct ckpt_json *reader, char out[4])
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char *known;
@@ -235,17 +235,17 @@ static uint32_t take_escape(struct ckpt_reader *reader, char out[4])
 }
 
 /* Takes a string; `ret` NULL only skips it. */
-static void take_string(struct ckpt_reader *reader, char *ret, size_t room)
+static void take_string(struct ckpt_json *reader, char *ret, size_t room)
 {
     size_t bytes = 0;
 
-    ckpt_reader_want(reader, '"');
+    ckpt_json_want(reader, '"');
     while (reader->code == 0) {
         char piece[4];
         uint32_t count = 1;
 
         if (reader->at >= reader->end || (unsigned char)*reader->at < 0x20) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "a string does not end");
+            ckpt_json_fail(reader, BL_EFORMAT, "a string does not end");
             break;
         }
         piece[0] = *reader->at++;
@@ -255,7 +255,7 @@ static void take_string(struct ckpt_reader *reader, char *ret, size_t room)
         if (piece[0] == '\\') {
             count = take_escape(reader, piece);
             if (count == 0) {
-                ckpt_reader_fail(reader, BL_EFORMAT, "a wrong escape in a string");
+                ckpt_json_fail(reader, BL_EFORMAT, "a wrong escape in a string");
                 break;
             }
         }
@@ -263,7 +263,7 @@ static void take_string(struct ckpt_reader *reader, char *ret, size_t room)
             continue;
         }
         if (bytes + count >= room) {
-            ckpt_reader_fail(reader, BL_ELIMIT, "a string of more than %zu bytes", room - 1);
+            ckpt_json_fail(reader, BL_ELIMIT, "a string of more than %zu bytes", room - 1);
             break;
         }
         memcpy(ret + bytes, piece, count);
@@ -274,23 +274,23 @@ static void take_string(struct ckpt_reader *reader, char *ret, size_t room)
     }
 }
 
-void ckpt_reader_string(struct ckpt_reader *reader, char *ret, size_t room)
+void ckpt_json_string(struct ckpt_json *reader, char *ret, size_t room)
 {
     take_string(reader, ret, room);
 }
 
-void ckpt_reader_key(struct ckpt_reader *reader, const char *key)
+void ckpt_json_key(struct ckpt_json *reader, const char *key)
 {
     char found[64];
 
     take_string(reader, found, sizeof(found));
     if (reader->code == 0 && strcmp(found, key) != 0) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "\"%s\" expected", key);
+        ckpt_json_fail(reader, BL_EFORMAT, "\"%s\" expected", key);
     }
-    ckpt_reader_want(reader, ':');
+    ckpt_json_want(reader, ':');
 }
 
-uint64_t ckpt_reader_u64(struct ckpt_reader *reader)
+uint64_t ckpt_json_u64(struct ckpt_json *reader)
 {
     uint64_t value = 0;
     const char *from;
@@ -304,7 +304,7 @@ uint64_t ckpt_reader_u64(struct ckpt_reader *reader)
         uint64_t digit = (uint64_t)(*reader->at - '0');
 
         if (value > (UINT64_MAX - digit) / 10) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "a number over 64 bits");
+            ckpt_json_fail(reader, BL_EFORMAT, "a number over 64 bits");
             return 0;
         }
         value = value * 10 + digit;
@@ -312,25 +312,25 @@ uint64_t ckpt_reader_u64(struct ckpt_reader *reader)
     }
     if (reader->at == from || (*from == '0' && reader->at - from > 1) ||
         (reader->at < reader->end && strchr(".eE", *reader->at) != NULL)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a whole number expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a whole number expected");
         return 0;
     }
     return value;
 }
 
-uint32_t ckpt_reader_u32(struct ckpt_reader *reader)
+uint32_t ckpt_json_u32(struct ckpt_json *reader)
 {
-    uint64_t value = ckpt_reader_u64(reader);
+    uint64_t value = ckpt_json_u64(reader);
 
     if (value > UINT32_MAX) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a number over 32 bits");
+        ckpt_json_fail(reader, BL_EFORMAT, "a number over 32 bits");
         return 0;
     }
     return (uint32_t)value;
 }
 
 /* Takes digits; how many. */
-static size_t take_digits(struct ckpt_reader *reader)
+static size_t take_digits(struct ckpt_json *reader)
 {
     const char *from = reader->at;
 
@@ -341,7 +341,7 @@ static size_t take_digits(struct ckpt_reader *reader)
 }
 
 /* Takes a number by JSON's grammar. */
-static bool take_number(struct ckpt_reader *reader)
+static bool take_number(struct ckpt_json *reader)
 {
     const char *from;
 
@@ -368,7 +368,7 @@ static bool take_number(struct ckpt_reader *reader)
     return true;
 }
 
-static bool take_word(struct ckpt_reader *reader, const char *word)
+static bool take_word(struct ckpt_json *reader, const char *word)
 {
     size_t bytes = strlen(word);
 
@@ -379,7 +379,7 @@ static bool take_word(struct ckpt_reader *reader, const char *word)
     return true;
 }
 
-double ckpt_reader_double(struct ckpt_reader *reader)
+double ckpt_json_double(struct ckpt_json *reader)
 {
     char number[64];
     const char *from;
@@ -393,7 +393,7 @@ double ckpt_reader_double(struct ckpt_reader *reader)
     }
     from = reader->at;
     if (!take_number(reader) || (size_t)(reader->at - from) >= sizeof(number)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a number expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a number expected");
         return 0;
     }
     memcpy(number, from, (size_t)(reader->at - from));
@@ -401,7 +401,7 @@ double ckpt_reader_double(struct ckpt_reader *reader)
     return strtod(number, NULL);
 }
 
-uint64_t ckpt_reader_hex(struct ckpt_reader *reader, uint32_t digits)
+uint64_t ckpt_json_hex(struct ckpt_json *reader, uint32_t digits)
 {
     char text[17];
     uint64_t value = 0;
@@ -409,72 +409,72 @@ uint64_t ckpt_reader_hex(struct ckpt_reader *reader, uint32_t digits)
     take_string(reader, text, sizeof(text));
     for (const char *c = text; reader->code == 0 && *c != '\0'; c++) {
         if (hex_value(*c) < 0 || (*c >= 'A' && *c <= 'F')) {
-            ckpt_reader_fail(reader, BL_EFORMAT, "lower-case hex digits expected");
+            ckpt_json_fail(reader, BL_EFORMAT, "lower-case hex digits expected");
             return 0;
         }
         value = value << 4 | (uint64_t)hex_value(*c);
     }
     if (reader->code == 0 && strlen(text) != digits) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "%u hex digits expected", digits);
+        ckpt_json_fail(reader, BL_EFORMAT, "%u hex digits expected", digits);
         return 0;
     }
     return value;
 }
 
-uint32_t ckpt_reader_u64s(struct ckpt_reader *reader, uint64_t *ret, uint32_t count_max)
+uint32_t ckpt_json_u64s(struct ckpt_json *reader, uint64_t *ret, uint32_t count_max)
 {
     uint32_t count = 0;
 
-    ckpt_reader_want(reader, '[');
-    if (ckpt_reader_is(reader, ']')) {
+    ckpt_json_want(reader, '[');
+    if (ckpt_json_is(reader, ']')) {
         return 0;
     }
     while (reader->code == 0) {
         if (count >= count_max) {
-            ckpt_reader_fail(reader, BL_ELIMIT, "more than %u numbers in a list", count_max);
+            ckpt_json_fail(reader, BL_ELIMIT, "more than %u numbers in a list", count_max);
             break;
         }
-        ret[count++] = ckpt_reader_u64(reader);
-        if (!ckpt_reader_is(reader, ',')) {
-            ckpt_reader_want(reader, ']');
+        ret[count++] = ckpt_json_u64(reader);
+        if (!ckpt_json_is(reader, ',')) {
+            ckpt_json_want(reader, ']');
             break;
         }
     }
     return reader->code == 0 ? count : 0;
 }
 
-static void take_scalar(struct ckpt_reader *reader)
+static void take_scalar(struct ckpt_json *reader)
 {
     if (reader->at < reader->end && *reader->at == '"') {
         take_string(reader, NULL, 0);
     } else if (!take_word(reader, "true") && !take_word(reader, "false") &&
                !take_word(reader, "null") && !take_number(reader)) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "a value expected");
+        ckpt_json_fail(reader, BL_EFORMAT, "a value expected");
     }
 }
 
 /* Without recursion: a stack of the closing brackets that are due. After a value, either a comma
  * (and, in an object, a key) or the bracket follows. */
-void ckpt_reader_skip(struct ckpt_reader *reader, const char **ret_from)
+void ckpt_json_skip(struct ckpt_json *reader, const char **ret_from)
 {
-    char due[CKPT_READER_DEPTH_MAX];
+    char due[CKPT_JSON_DEPTH_MAX];
     uint32_t depth = 0;
 
     skip_space(reader);
     *ret_from = reader->at;
     while (reader->code == 0) {
-        bool object = ckpt_reader_is(reader, '{');
+        bool object = ckpt_json_is(reader, '{');
 
-        if (object || ckpt_reader_is(reader, '[')) {
-            if (depth == CKPT_READER_DEPTH_MAX) {
-                ckpt_reader_fail(reader, BL_ELIMIT, "nested deeper than %u", depth);
+        if (object || ckpt_json_is(reader, '[')) {
+            if (depth == CKPT_JSON_DEPTH_MAX) {
+                ckpt_json_fail(reader, BL_ELIMIT, "nested deeper than %u", depth);
                 return;
             }
             due[depth++] = object ? '}' : ']';
-            if (!ckpt_reader_is(reader, due[depth - 1])) {
+            if (!ckpt_json_is(reader, due[depth - 1])) {
                 if (object) {
                     take_string(reader, NULL, 0);
-                    ckpt_reader_want(reader, ':');
+                    ckpt_json_want(reader, ':');
                 }
                 continue;
             }
@@ -482,8 +482,8 @@ void ckpt_reader_skip(struct ckpt_reader *reader, const char **ret_from)
         } else {
             take_scalar(reader);
         }
-        while (depth > 0 && !ckpt_reader_is(reader, ',') && reader->code == 0) {
-            ckpt_reader_want(reader, due[depth - 1]);
+        while (depth > 0 && !ckpt_json_is(reader, ',') && reader->code == 0) {
+            ckpt_json_want(reader, due[depth - 1]);
             depth--;
         }
         if (depth == 0) {
@@ -491,18 +491,18 @@ void ckpt_reader_skip(struct ckpt_reader *reader, const char **ret_from)
         }
         if (due[depth - 1] == '}') {
             take_string(reader, NULL, 0);
-            ckpt_reader_want(reader, ':');
+            ckpt_json_want(reader, ':');
         }
     }
 }
 
-void ckpt_reader_finish(struct ckpt_reader *reader)
+void ckpt_json_finish(struct ckpt_json *reader)
 {
     if (reader->code != 0) {
         return;
     }
     skip_space(reader);
     if (reader->at != reader->end) {
-        ckpt_reader_fail(reader, BL_EFORMAT, "something after the end");
+        ckpt_json_fail(reader, BL_EFORMAT, "something after the end");
     }
 }

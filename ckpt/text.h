@@ -28,40 +28,40 @@ void ckpt_text_string(struct ckpt_text *text, const char *value);
 /* [1,2,3] */
 void ckpt_text_u64s(struct ckpt_text *text, const uint64_t *values, uint32_t count);
 
-#define CKPT_READER_DEPTH_MAX 64u
+#define CKPT_JSON_DEPTH_MAX 64u
 
-struct ckpt_reader {
+struct ckpt_json {
     const char *at, *start, *end; /* borrowed */
     int code;                     /* 0, or the first error */
     char why[96];
 };
 
-void ckpt_reader_init(struct ckpt_reader *reader, const char *text, size_t bytes);
+void ckpt_json_init(struct ckpt_json *reader, const char *text, size_t bytes);
 /* Remembers an error unless there is one already. */
-void ckpt_reader_fail(struct ckpt_reader *reader, int code, const char *fmt, ...) BL_PRINTF(3, 4);
+void ckpt_json_fail(struct ckpt_json *reader, int code, const char *fmt, ...) BL_PRINTF(3, 4);
 /* The remembered error with its text and the byte where it stands, or 0. */
-BL_MUST_CHECK int ckpt_reader_error(const struct ckpt_reader *reader, struct bl_errmsg *msg);
+BL_MUST_CHECK int ckpt_json_error(const struct ckpt_json *reader, struct bl_errmsg *msg);
 
 /* Is `c` the next character (after white space)? Takes it then. False after an error. */
-bool ckpt_reader_is(struct ckpt_reader *reader, char c);
+bool ckpt_json_is(struct ckpt_json *reader, char c);
 /* Takes `c`, or fails. */
-void ckpt_reader_want(struct ckpt_reader *reader, char c);
+void ckpt_json_want(struct ckpt_json *reader, char c);
 /* Takes a string into `ret` (room with the NUL); too long: BL_ELIMIT; a NUL inside: BL_EFORMAT. */
-void ckpt_reader_string(struct ckpt_reader *reader, char *ret, size_t room);
+void ckpt_json_string(struct ckpt_json *reader, char *ret, size_t room);
 /* Takes `"key":`, or fails. */
-void ckpt_reader_key(struct ckpt_reader *reader, const char *key);
+void ckpt_json_key(struct ckpt_json *reader, const char *key);
 /* Takes a whole number of 0 to 2^64-1 without sign, point or leading zeros. */
-uint64_t ckpt_reader_u64(struct ckpt_reader *reader);
-uint32_t ckpt_reader_u32(struct ckpt_reader *reader);
+uint64_t ckpt_json_u64(struct ckpt_json *reader);
+uint32_t ckpt_json_u32(struct ckpt_json *reader);
 /* Takes a number, or null as NaN. */
-double ckpt_reader_double(struct ckpt_reader *reader);
+double ckpt_json_double(struct ckpt_json *reader);
 /* Takes a string of exactly `digits` lower-case hex digits (at most 16). */
-uint64_t ckpt_reader_hex(struct ckpt_reader *reader, uint32_t digits);
+uint64_t ckpt_json_hex(struct ckpt_json *reader, uint32_t digits);
 /* Takes [n, n, ...] of at most count_max numbers; returns how many. */
-uint32_t ckpt_reader_u64s(struct ckpt_reader *reader, uint64_t *ret, uint32_t count_max);
+uint32_t ckpt_json_u64s(struct ckpt_json *reader, uint64_t *ret, uint32_t count_max);
 /* Takes any one value; the text of it is from *ret_from to reader->at. */
-void ckpt_reader_skip(struct ckpt_reader *reader, const char **ret_from);
+void ckpt_json_skip(struct ckpt_json *reader, const char **ret_from);
 /* Only white space is left? Else fails. */
-void ckpt_reader_finish(struct ckpt_reader *reader);
+void ckpt_json_finish(struct ckpt_json *reader);
 
 #endif

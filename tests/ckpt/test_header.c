@@ -150,15 +150,15 @@ static void test_header_length_is_checked_before_memory_is_taken(void **state)
 
 static void test_reader_does_not_recurse_on_deep_input(void **state)
 {
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     const char *from;
     char *deep = malloc(2000001);
 
     (void)state;
     assert_non_null(deep);
     memset(deep, '[', 2000000);
-    ckpt_reader_init(&reader, deep, 2000000);
-    ckpt_reader_skip(&reader, &from);
+    ckpt_json_init(&reader, deep, 2000000);
+    ckpt_json_skip(&reader, &from);
     assert_int_equal(reader.code, BL_ELIMIT);
     free(deep);
 }
@@ -167,38 +167,38 @@ static void test_reader_takes_numbers_by_the_grammar(void **state)
 {
     static const char *const good[] = {"0", "-0", "1.5", "1e5", "-1.25E-3", "null"};
     static const char *const bad[] = {"", "-", "+1", "01", "1.", ".5", "1e", "nan", "0x1"};
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
 
     (void)state;
     for (uint32_t i = 0; i < 6; i++) {
-        ckpt_reader_init(&reader, good[i], strlen(good[i]));
-        assert_true(i == 5 ? isnan(ckpt_reader_double(&reader)) != 0
-                           : ckpt_reader_double(&reader) == strtod(good[i], NULL));
-        ckpt_reader_finish(&reader);
+        ckpt_json_init(&reader, good[i], strlen(good[i]));
+        assert_true(i == 5 ? isnan(ckpt_json_double(&reader)) != 0
+                           : ckpt_json_double(&reader) == strtod(good[i], NULL));
+        ckpt_json_finish(&reader);
         assert_int_equal(reader.code, 0);
     }
     for (uint32_t i = 0; i < 9; i++) {
-        ckpt_reader_init(&reader, bad[i], strlen(bad[i]));
-        (void)ckpt_reader_double(&reader);
-        ckpt_reader_finish(&reader);
+        ckpt_json_init(&reader, bad[i], strlen(bad[i]));
+        (void)ckpt_json_double(&reader);
+        ckpt_json_finish(&reader);
         assert_int_equal(reader.code, BL_EFORMAT);
     }
-    ckpt_reader_init(&reader, "18446744073709551615", 20);
-    assert_true(ckpt_reader_u64(&reader) == UINT64_MAX);
+    ckpt_json_init(&reader, "18446744073709551615", 20);
+    assert_true(ckpt_json_u64(&reader) == UINT64_MAX);
 }
 
 static void test_text_strings_come_back_as_they_were(void **state)
 {
     static const char value[] = "a\"b\\c\n\t\x01 \xc3\xa9";
     struct ckpt_text text = {0};
-    struct ckpt_reader reader;
+    struct ckpt_json reader;
     char back[64];
 
     (void)state;
     ckpt_text_string(&text, value);
-    ckpt_reader_init(&reader, text.data, text.bytes);
-    ckpt_reader_string(&reader, back, sizeof(back));
-    ckpt_reader_finish(&reader);
+    ckpt_json_init(&reader, text.data, text.bytes);
+    ckpt_json_string(&reader, back, sizeof(back));
+    ckpt_json_finish(&reader);
     assert_int_equal(reader.code, 0);
     assert_string_equal(back, value);
     ckpt_text_close(&text);
