@@ -72,11 +72,22 @@ struct ckpt_attempt {
 BL_MUST_CHECK int ckpt_attempt_begin(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                                      struct bl_errmsg *msg);
 
-/* Where the data of a list of extents lies: element i of an extent at base + offset + i * bytes. */
+/* Where the data of a list of extents comes from. It lies in memory: element i of an extent at
+ * base + offset + i * bytes. Or, when base is NULL, it is pulled: `fetch` puts elements [lo, hi) of
+ * extents[extent], counted from the extent's own start in its flat order, to `dest`. It is asked in
+ * the part's file order, ascending, each element once, by the thread that called; its negative
+ * returns end the save. */
 struct ckpt_source {
     const struct bl_extent_list *list; /* borrowed for the call */
     const void *base;                  /* borrowed; must not change during the call */
+    int (*fetch)(void *arg, uint32_t extent, uint64_t lo, uint64_t hi, void *dest,
+                 struct bl_errmsg *msg); /* NULL unless base is */
+    void *arg;                           /* fetch's */
 };
+
+/* Sorts a list's extents into file order (wide types first, then name, box, range): the order in
+ * which a part holds them and `fetch` is asked. BL_EFORMAT for an extent of no tensor. */
+BL_MUST_CHECK int ckpt_part_sort(struct bl_extent_list *list);
 
 struct ckpt_part_job {
     const char *name;                  /* "part-0003"; one writer only */

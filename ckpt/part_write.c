@@ -12,22 +12,15 @@
 #include <time.h>
 
 #include "ckpt/part.h"
+#include "ckpt/part_write.h"
 #include "ckpt/queue.h"
-
-/* An extent to be written, and where its bytes are. */
-struct piece {
-    const struct bl_tensor *tensor;
-    const struct bl_extent *extent;
-    const uint8_t *data;
-};
 
 struct part_writer {
     struct ckpt_io *io;
     const struct ckpt_part_job *job;
     char path[CKPT_PATH_MAX];
     int fd;
-    struct piece *pieces; /* owned */
-    uint32_t piece_count;
+    struct ckpt_pieces pieces; /* owned */
     struct ckpt_index index;
     struct ckpt_text header;
     struct ckpt_queue *queue;
@@ -37,148 +30,41 @@ struct part_writer {
     uint64_t written;    /* bytes given to the queue */
 };
 
-static int piece_order(const void *a_, const void *b_)
+/* What was written is what the caller expected? */
+static int expect_check(const struct part_writer *writer, struct bl_errmsg *msg)
 {
-    const struct piece *a = a_, *b = b_;
-    uint32_t a_bytes = bl_dtype_bytes(a->tensor->dtype), b_bytes = bl_dtype_bytes(b->tensor->dtype);
+    char found[BL_STATE_DIGEST_TEXT_BYTES], wanted[BL_STATE_DIGEST_TEXT_BYTES];
+    const struct bl_state_digest *expect = writer->job->expect;
 
-    if (a_bytes != b_bytes) { /* wide types first: everything stays aligned */
-        return a_bytes > b_bytes ? -1 : 1;
+    if (expect == NULL || bl_state_digest_equal(&writer->index.state, expect)) {
+        return 0;
     }
-    return ckpt_extent_order(a->extent, a->tensor, b->extent, b->tensor);
+    bl_state_digest_format(&writer->index.state, found);
+    bl_state_digest_format(expect, wanted);
+    return bl_err(msg, BL_EDIGEST, "%s: the state to be saved has digest %s, not %s",
+                  writer->job->name, found, wanted);
 }
 
-/* Gathers the non-empty extents of all sources, sorted, each once. */
-static int gather(struct part_writer *writer, struct bl_errmsg *msg)
-{
-    const struct ckpt_part_job *job = writer->job;
-    size_t count = 0;
-    uint32_t kept = 0;
-
-    for (uint32_t s = 0; s < job->source_count; s++) {
-        count += job->sources[s].list->extent_count;
-    }
-    if (count > CKPT_EXTENTS_MAX) {
-        return bl_err(msg, BL_ELIMIT, "%zu extents, at most %d go into a part", count,
-                      CKPT_EXTENTS_MAX);
-    }
-    writer->pieces = calloc(count + 1, sizeof(*writer->pieces));
-    if (writer->pieces == NULL) {
-        return bl_err_code(msg, -ENOMEM, "list of %zu extents", count);
-    }
-    for (uint32_t s = 0; s < job->source_count; s++) {
-        const struct bl_extent_list *list = job->sources[s].list;
-
-        for (uint32_t i = 0; i < list->extent_count; i++) {
-            const struct bl_extent *extent = &list->extents[i];
-            const struct bl_tensor *tensor = &list->tensors[extent->tensor];
-            int rc = bl_extent_check(extent, tensor, msg);
-
-            if (rc < 0) {
-                return rc;
-            }
-            if (!ckpt_name_is_plain(tensor->name)) {
-                return bl_err(msg, BL_EFORMAT, "tensor name \"%s\" cannot stand in a checkpoint",
-                              tensor->name);
-            }
-            if (bl_extent_elems(extent) > 0) {
-                writer->pieces[writer->piece_count++] = (struct piece){
-                    tensor, extent, (const uint8_t *)job->sources[s].base + extent->offset};
-            }
-        }
-    }
-    qsort(writer->pieces, writer->piece_count, sizeof(*writer->pieces), piece_order);
-    for (uint32_t i = 0; i < writer->piece_count; i++) {
-        if (kept == 0 || piece_order(&writer->pieces[kept - 1], &writer->pieces[i]) != 0) {
-            writer->pieces[kept++] = writer->pieces[i];
-        }
-    }
-    writer->piece_count = kept;
-    return 0;
-}
-
-/* Fills the index's list from the pieces. Equal tensors stand together, so each is added once;
- * shapes that differ under one name are found here. */
-static int describe(struct part_writer *writer, struct bl_errmsg *msg)
-{
-    struct bl_extent_list *held = &writer->index.held;
-
-    held->tensors = calloc(writer->piece_count + 1u, sizeof(struct bl_tensor));
-    held->extents = calloc(writer->piece_count + 1u, sizeof(struct bl_extent));
-    if (held->tensors == NULL || held->extents == NULL) {
-        return bl_err_code(msg, -ENOMEM, "list of %u extents", writer->piece_count);
-    }
-    for (uint32_t i = 0; i < writer->piece_count; i++) {
-        const struct bl_tensor *tensor = writer->pieces[i].tensor;
-        const struct bl_tensor *last =
-            held->tensor_count == 0 ? NULL : &held->tensors[held->tensor_count - 1];
-
-        if (last == NULL || strcmp(last->name, tensor->name) != 0) {
-            held->tensors[held->tensor_count++] = *tensor;
-        } else if (last->dtype != tensor->dtype || last->kind != tensor->kind ||
-                   last->dims != tensor->dims ||
-                   memcmp(last->shape, tensor->shape, sizeof(uint64_t) * tensor->dims) != 0) {
-            return bl_err(msg, BL_EFORMAT, "tensor %s has two shapes, dtypes or kinds",
-                          tensor->name);
-        }
-        held->extents[i] = *writer->pieces[i].extent;
-        held->extents[i].tensor = held->tensor_count - 1;
-    }
-    held->extent_count = writer->piece_count;
-    return 0;
-}
-
-/* State digest of the pieces, from the sources' memory. */
-static int digest_state(struct part_writer *writer, struct bl_errmsg *msg)
-{
-    struct ckpt_index *index = &writer->index;
-
-    for (uint32_t i = 0; i < writer->piece_count; i++) {
-        struct bl_extent extent = index->held.extents[i];
-        const struct bl_extent_list one = {
-            .tensors = index->held.tensors,
-            .tensor_count = index->held.tensor_count,
-            .extents = &extent,
-            .extent_count = 1,
-        };
-
-        extent.offset = 0;
-        bl_extent_list_digest(&one, writer->pieces[i].data, &index->state);
-    }
-    if (writer->job->expect != NULL && !bl_state_digest_equal(&index->state, writer->job->expect)) {
-        char found[BL_STATE_DIGEST_TEXT_BYTES], wanted[BL_STATE_DIGEST_TEXT_BYTES];
-
-        bl_state_digest_format(&index->state, found);
-        bl_state_digest_format(writer->job->expect, wanted);
-        return bl_err(msg, BL_EDIGEST, "%s: the state to be saved has digest %s, not %s",
-                      writer->job->name, found, wanted);
-    }
-    return 0;
-}
-
-/* Copies the next bytes of the stream, at most `room`. */
-static uint32_t stream_fill(struct part_writer *writer, uint8_t *to, uint32_t room)
+/* Puts the next bytes of the stream at `to`, at most `room` (a multiple of every element). */
+static int stream_fill(struct part_writer *writer, uint8_t *to, uint32_t room, uint32_t *ret_filled,
+                       struct bl_errmsg *msg)
 {
     uint32_t filled = 0;
+    int rc = 0;
 
-    while (filled < room && writer->piece <= writer->piece_count) {
-        const uint8_t *data;
-        uint64_t bytes, more;
+    while (rc == 0 && filled < room && writer->piece <= writer->pieces.count) {
+        const struct ckpt_piece *piece =
+            writer->piece == 0 ? NULL : &writer->pieces.pieces[writer->piece - 1];
+        uint64_t bytes = piece == NULL ? writer->header.bytes : ckpt_piece_bytes(piece);
+        uint64_t more = bytes - writer->piece_done;
 
-        if (writer->piece == 0) {
-            data = (const uint8_t *)writer->header.data;
-            bytes = writer->header.bytes;
+        more = more < room - filled ? more : room - filled;
+        if (piece == NULL) {
+            memcpy(to + filled, writer->header.data + writer->piece_done, (size_t)more);
         } else {
-            const struct piece *piece = &writer->pieces[writer->piece - 1];
-
-            data = piece->data;
-            bytes = bl_extent_elems(piece->extent) * bl_dtype_bytes(piece->tensor->dtype);
+            rc = ckpt_piece_take(piece, writer->piece_done, more, to + filled, &writer->index.state,
+                                 msg);
         }
-        more = bytes - writer->piece_done;
-        if (more > room - filled) {
-            more = room - filled;
-        }
-        memcpy(to + filled, data + writer->piece_done, (size_t)more);
         filled += (uint32_t)more;
         writer->piece_done += more;
         if (writer->piece_done == bytes) {
@@ -186,7 +72,8 @@ static uint32_t stream_fill(struct part_writer *writer, uint8_t *to, uint32_t ro
             writer->piece_done = 0;
         }
     }
-    return filled;
+    *ret_filled = filled;
+    return rc;
 }
 
 static int write_error(const struct part_writer *writer, int code, uint64_t at,
@@ -206,7 +93,10 @@ static int stream_write(struct part_writer *writer, struct bl_errmsg *msg)
     int rc = ckpt_queue_take(writer->queue, &slot, &data);
 
     if (rc == 0) {
-        filled = stream_fill(writer, data, CKPT_QUEUE_BYTES);
+        rc = stream_fill(writer, data, CKPT_QUEUE_BYTES, &filled, msg);
+        if (rc < 0) { /* the source's error, not the disk's */
+            return bl_err_in(msg, rc, "%s", writer->job->name);
+        }
         padded = (filled + CKPT_QUEUE_ALIGN - 1) / CKPT_QUEUE_ALIGN * CKPT_QUEUE_ALIGN;
         memset((uint8_t *)data + filled, 0, padded - filled);
         for (uint32_t at = 0; at < filled; at += index->chunk_bytes) {
@@ -304,6 +194,9 @@ static int part_stream(struct part_writer *writer, struct ckpt_part_result *ret,
         }
         rc = stream_write(writer, msg);
     }
+    if (rc == 0) {
+        rc = expect_check(writer, msg);
+    }
     if (rc < 0) {
         return rc;
     }
@@ -355,9 +248,9 @@ static int part_prepare(struct part_writer *writer, struct bl_errmsg *msg)
         strchr(job->name, '/') != NULL || job->name[0] == '.') {
         return bl_err(msg, BL_EFORMAT, "\"%s\" cannot be a part's name", job->name);
     }
-    rc = gather(writer, msg);
+    rc = ckpt_pieces_gather(&writer->pieces, job, msg);
     if (rc == 0) {
-        rc = describe(writer, msg);
+        rc = ckpt_pieces_describe(&writer->pieces, &index->held, msg);
     }
     if (rc == 0) {
         rc = ckpt_part_header(&index->held, &writer->header, &index->part_bytes, msg);
@@ -373,7 +266,7 @@ static int part_prepare(struct part_writer *writer, struct bl_errmsg *msg)
     if (index->chunks == NULL) {
         return bl_err_code(msg, -ENOMEM, "index of %u chunks", index->chunk_count);
     }
-    return digest_state(writer, msg);
+    return 0;
 }
 
 static uint64_t now_us(void)
@@ -390,7 +283,7 @@ static void part_result(const struct part_writer *writer, struct ckpt_part_resul
     ret->bytes = writer->index.part_bytes;
     ret->raw_bytes = writer->index.raw_bytes;
     ret->state = writer->index.state;
-    ret->extent_count = writer->piece_count;
+    ret->extent_count = writer->pieces.count;
 }
 
 int ckpt_part_write(struct ckpt_io *io, const char *dir, const char *trash,
@@ -439,7 +332,7 @@ int ckpt_part_write(struct ckpt_io *io, const char *dir, const char *trash,
             BL_IGNORE(io->ops->unlink(io, index_path), "the attempt is dropped with it");
         }
     }
-    free(writer.pieces);
+    ckpt_pieces_close(&writer.pieces);
     ckpt_index_close(&writer.index);
     ckpt_text_close(&writer.header);
     return rc;

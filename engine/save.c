@@ -119,7 +119,8 @@ static int arena_map(struct mapped *ret, int fd, const struct wire_engine_arena 
     rc = rc < 0 ? rc : wire_arena_slot_offset(ret->map, ret->bytes, arena->slot, &offset, msg);
     rc = rc < 0 ? rc : extents_fit(&ret->info.extents, ret->bytes - offset, msg);
     if (rc == 0) {
-        *source = (struct ckpt_source){&ret->info.extents, (const uint8_t *)ret->map + offset};
+        *source = (struct ckpt_source){.list = &ret->info.extents,
+                                       .base = (const uint8_t *)ret->map + offset};
     }
     return rc;
 }

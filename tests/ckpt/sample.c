@@ -225,7 +225,8 @@ static int save_part(struct ckpt_store *store, const struct ckpt_attempt *attemp
         struct sample_shard *shard = &shards[job.source_count];
 
         sample_shard_init(shard, cut, world, rank, attempt->step, true);
-        sources[job.source_count++] = (struct ckpt_source){&shard->list, shard->data};
+        sources[job.source_count++] =
+            (struct ckpt_source){.list = &shard->list, .base = shard->data};
     }
     rc = ckpt_save_part(store, attempt, &job, &result, msg);
     for (uint32_t i = 0; i < job.source_count; i++) {

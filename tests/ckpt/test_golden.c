@@ -92,7 +92,7 @@ static void golden_save(const char *root)
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct bl_extent_list list;
         uint8_t data[256];
-        struct ckpt_source source = {&list, data};
+        struct ckpt_source source = {.list = &list, .base = data};
         char name[16];
         const struct ckpt_part_job job = {.name = name, .sources = &source, .source_count = 1};
         struct ckpt_part_result result;

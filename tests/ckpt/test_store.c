@@ -285,7 +285,7 @@ static void test_store_commit_refuses_an_incomplete_state(void **state)
 
         snprintf(name, sizeof(name), "part-%u", i);
         sample_shard_init(&shards[i], SAMPLE_FLAT, 2, i, 1, true);
-        source = (struct ckpt_source){&shards[i].list, shards[i].data};
+        source = (struct ckpt_source){.list = &shards[i].list, .base = shards[i].data};
         OK(ckpt_save_part(store, &attempt, &job, &part, msg));
         snprintf(parts[i].name, sizeof(parts[i].name), "%s", name);
         parts[i].bytes = part.bytes;
@@ -410,6 +410,83 @@ static void test_store_is_looked_at_while_somebody_saves(void **state)
     ckpt_store_close(store);
 }
 
+/* ---- Pull sources ---- */
+
+struct puller {
+    const struct bl_extent_list *list;
+    const uint8_t *data;
+    uint64_t calls, fail_at; /* fail_at: the call that fails, 0 none */
+    uint32_t extent;
+    uint64_t next; /* the element that must come next in `extent` */
+    bool out_of_order;
+};
+
+static int pull(void *arg, uint32_t extent, uint64_t lo, uint64_t hi, void *dest,
+                struct bl_errmsg *msg)
+{
+    struct puller *puller = arg;
+    const struct bl_extent *from = &puller->list->extents[extent];
+    uint64_t each = bl_dtype_bytes(puller->list->tensors[from->tensor].dtype);
+
+    if (++puller->calls == puller->fail_at) {
+        return bl_err(msg, -EIO, "read elsewhere");
+    }
+    if (extent != puller->extent) { /* the list is sorted: the part's order is the list's */
+        puller->out_of_order |= extent != puller->extent + 1 || lo != 0;
+        puller->extent = extent;
+        puller->next = 0;
+    }
+    puller->out_of_order |= lo != puller->next || hi <= lo || hi > bl_extent_elems(from);
+    puller->next = hi;
+    memcpy(dest, puller->data + from->offset + lo * each, (size_t)((hi - lo) * each));
+    return 0;
+}
+
+static void test_store_pull_sources_give_the_same_part(void **state)
+{
+    const struct ckpt_attempt attempt = {5, 1, 1, 1};
+    struct sample_shard shard;
+    struct puller puller;
+    struct ckpt_source pushed, pulled;
+    struct ckpt_part_job job = {.name = "part-0000", .sources = &pushed, .source_count = 1};
+    struct ckpt_part_result results[2];
+    struct ckpt_store *store;
+    struct bl_errmsg why = {0};
+
+    (void)state;
+    sample_scale = 100; /* extents over several transfers */
+    sample_shard_init(&shard, SAMPLE_COLS, 2, 0, 5, true);
+    assert_int_equal(ckpt_part_sort(&shard.list), 0);
+    puller = (struct puller){.list = &shard.list, .data = shard.data};
+    pushed = (struct ckpt_source){.list = &shard.list, .base = shard.data};
+    pulled = (struct ckpt_source){.list = &shard.list, .fetch = pull, .arg = &puller};
+    OK(sample_open(&store, root, NULL, msg));
+    OK(ckpt_attempt_begin(store, &attempt, msg));
+    OK(ckpt_save_part(store, &attempt, &job, &results[0], msg));
+    job.name = "part-0001";
+    job.sources = &pulled;
+    job.expect = &results[0].state;
+    OK(ckpt_save_part(store, &attempt, &job, &results[1], msg));
+    assert_false(puller.out_of_order);
+    assert_int_equal(puller.extent, shard.list.extent_count - 1);
+    assert_int_equal(results[0].bytes, results[1].bytes);
+    assert_int_equal(results[0].index_digest, results[1].index_digest);
+    assert_true(bl_state_digest_equal(&results[0].state, &results[1].state));
+
+    puller.fail_at = puller.calls + 3;
+    job.name = "part-0002";
+    assert_int_equal(ckpt_save_part(store, &attempt, &job, &results[1], &why), -EIO);
+    assert_non_null(strstr(why.text, "tensor "));
+    assert_non_null(strstr(why.text, "read elsewhere"));
+    puller.fail_at = 0;
+    results[0].state.sum[0] ^= 1; /* other than expected: told, and nothing stays */
+    assert_int_equal(ckpt_save_part(store, &attempt, &job, &results[1], &why), BL_EDIGEST);
+    results[0].state.sum[0] ^= 1;
+    OK(ckpt_save_part(store, &attempt, &job, &results[1], msg));
+    ckpt_store_close(store);
+    sample_shard_close(&shard);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +503,7 @@ int main(void)
         TEST(test_store_commit_refuses_an_incomplete_state),
         TEST(test_store_load_lists_what_is_not_there),
         TEST(test_store_is_looked_at_while_somebody_saves),
+        TEST(test_store_pull_sources_give_the_same_part),
         TEST(test_store_sweep_leaves_the_save_of_a_later_step_alone),
     };
 

@@ -117,7 +117,7 @@ static void test_full_disk_at_the_commit_uses_the_reserve(void **state)
     (void)state;
     assert_int_equal(sample_open(&store, root, NULL, NULL), 0);
     sample_shard_init(&shard, SAMPLE_FLAT, 1, 0, 5, true);
-    source = (struct ckpt_source){&shard.list, shard.data};
+    source = (struct ckpt_source){.list = &shard.list, .base = shard.data};
     assert_int_equal(ckpt_attempt_begin(store, &attempt, NULL), 0);
     assert_int_equal(ckpt_save_part(store, &attempt, &job, &part, NULL), 0);
     fill(0); /* the last free byte goes between part and commit */
