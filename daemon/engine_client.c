@@ -212,6 +212,7 @@ static void on_message(struct conn *conn, void *arg, const struct wire_frame *fr
         rc = on_loaded(engine, frame);
         break;
     case WIRE_TYPE_ENGINE_CANCELLED:
+    case WIRE_TYPE_ENGINE_VERIFIED:
         break;
     default:
         rc = BL_EPROTO;
@@ -493,7 +494,7 @@ void engine_commit(struct run *run, uint64_t attempt)
                                                    .count = 1};
     snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", commit.dir);
     message.manifest_json = manifest_json(run, &commit);
-    message.keep = run->job->roots[commit.root].keep;
+    message.keep.keep = run->job->roots[commit.root].keep;
     message.part_count = commit.part_count;
     message.parts = calloc(commit.part_count ? commit.part_count : 1, sizeof(*message.parts));
     BL_ASSERT(message.parts != NULL);

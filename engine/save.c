@@ -245,13 +245,13 @@ static void tidy(const struct wire_engine_commit *message, struct ckpt_store *st
     struct bl_errmsg why = {0};
     int rc = ckpt_sweep(store, message->attempt.generation, message->attempt.step, &why);
 
-    if (rc == 0 && message->keep > 0) {
+    if (rc == 0 && message->keep.keep > 0) {
         rc = ckpt_verify(store, dir, &job, &verified, &why);
         if (rc == 0 && verified.findings > 0) {
             rc = BL_EDIGEST;
         }
         if (rc == 0) {
-            rc = ckpt_retain(store, message->keep, NULL, 0, &retained, &why);
+            rc = ckpt_retain(store, message->keep.keep, NULL, 0, &retained, &why);
         }
         if (rc == 0 && retained.removed > 0) {
             rc = ckpt_sweep(store, message->attempt.generation, message->attempt.step, &why);

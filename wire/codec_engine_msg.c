@@ -15,7 +15,7 @@ static const struct codec_field fields_engine_root[] = {
     F_STR(wire_engine_root, path),          F_U64(wire_engine_root, run),
     F_STR(wire_engine_root, node),          F_U32(wire_engine_root, nodes),
     F_U32(wire_engine_root, shared),        F_U32(wire_engine_root, create),
-    F_U64(wire_engine_root, reserve_bytes),
+    F_U64(wire_engine_root, reserve_bytes), F_U64(wire_engine_root, rate_max),
 };
 static CODEC_TABLE(engine_root, wire_engine_root, engine_root, NULL);
 
@@ -33,12 +33,19 @@ static const struct codec_field fields_engine_arena[] = {
 };
 static CODEC_TABLE(engine_arena, wire_engine_arena, engine_arena, NULL);
 
+static const struct codec_field fields_engine_arenas[] = {
+    F_U64(wire_engine_arenas, attempt),
+    F_MSGS_IN(wire_engine_arenas, arenas, arena_count, WIRE_FDS_MAX, &codec_engine_arena),
+};
+CODEC_TABLE(engine_arenas, wire_engine_arenas, engine_arenas, NULL);
+
 static const struct codec_field fields_engine_write[] = {
     F_MSG(wire_engine_write, root, &codec_engine_root),
     F_MSG(wire_engine_write, attempt, &codec_engine_attempt),
     F_STR(wire_engine_write, part),
     F_STR(wire_engine_write, codec),
     F_MSGS_IN(wire_engine_write, arenas, arena_count, WIRE_FDS_MAX, &codec_engine_arena),
+    F_MSG(wire_engine_write, pick, &codec_extent_list),
 };
 CODEC_TABLE(engine_write, wire_engine_write, engine_write, NULL);
 
@@ -54,13 +61,23 @@ static const struct codec_field fields_engine_part[] = {
 };
 static CODEC_TABLE(engine_part, wire_engine_part, engine_part, NULL);
 
+static const struct codec_field fields_engine_keep[] = {
+    F_U32(wire_engine_keep, keep),
+    F_U32(wire_engine_keep, keep_best),
+    F_U64(wire_engine_keep, keep_every),
+    F_U64(wire_engine_keep, bytes_max),
+};
+static CODEC_TABLE(engine_keep, wire_engine_keep, engine_keep, NULL);
+
 static const struct codec_field fields_engine_commit[] = {
     F_MSG(wire_engine_commit, root, &codec_engine_root),
     F_MSG(wire_engine_commit, attempt, &codec_engine_attempt),
     F_STR(wire_engine_commit, final_dir),
     F_TEXT(wire_engine_commit, manifest_json, WIRE_JSON_MAX),
-    F_U32(wire_engine_commit, keep),
+    F_MSG(wire_engine_commit, keep, &codec_engine_keep),
+    F_U32(wire_engine_commit, verify),
     F_MSGS(wire_engine_commit, parts, part_count, WIRE_PARTS_MAX, &codec_engine_part),
+    F_MSGS(wire_engine_commit, line_ends, line_end_count, WIRE_LINES_MAX, &codec_line_end),
 };
 CODEC_TABLE(engine_commit, wire_engine_commit, engine_commit, NULL);
 
@@ -68,8 +85,17 @@ static const struct codec_field fields_engine_committed[] = {
     F_U64(wire_engine_committed, attempt), F_I32(wire_engine_committed, rc),
     F_STR(wire_engine_committed, text),    F_U64(wire_engine_committed, manifest_digest),
     F_STR(wire_engine_committed, dir),     F_U64(wire_engine_committed, elapsed_ms),
+    F_STR(wire_engine_committed, warning),
 };
 CODEC_TABLE(engine_committed, wire_engine_committed, engine_committed, NULL);
+
+static const struct codec_field fields_engine_verified[] = {
+    F_U64(wire_engine_verified, attempt),    F_U64(wire_engine_verified, step),
+    F_I32(wire_engine_verified, rc),         F_STR(wire_engine_verified, text),
+    F_STR(wire_engine_verified, dir),        F_U64(wire_engine_verified, bytes),
+    F_U64(wire_engine_verified, elapsed_ms), F_U32(wire_engine_verified, removed),
+};
+CODEC_TABLE(engine_verified, wire_engine_verified, engine_verified, NULL);
 
 static const struct codec_field fields_engine_cancel[] = {
     F_MSG(wire_engine_cancel, root, &codec_engine_root),

@@ -243,7 +243,7 @@ static const struct codec_field fields_line_end[] = {
     F_U64(wire_line_end, generation),
     F_U64(wire_line_end, step),
 };
-static CODEC_TABLE(line_end, wire_line_end, line_end, NULL);
+CODEC_TABLE(line_end, wire_line_end, line_end, NULL);
 
 static const struct codec_field fields_record[] = {
     F_U64(wire_record, run),

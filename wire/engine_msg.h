@@ -4,6 +4,10 @@
  * any order; `attempt` (saves) and `request` (scans, loads) match them. Arenas come as file
  * descriptors beside the frame; the engine maps them, reads their headers itself and closes them
  * when the answer is out.
+ *
+ * Unasked comes ENGINE_VERIFIED: what was committed has been read back whole, after the answer to
+ * the commit and whenever there was time for it. A write of more arenas than fit beside one frame
+ * has ENGINE_ARENAS before it, which have no answer of their own.
  */
 #ifndef WIRE_ENGINE_MSG_H
 #define WIRE_ENGINE_MSG_H
@@ -24,6 +28,7 @@ struct wire_engine_root {
     uint32_t shared;          /* all nodes see the same directory */
     uint32_t create;          /* make it when it is missing */
     uint64_t reserve_bytes;   /* kept for the commit record */
+    uint64_t rate_max;        /* bytes a second, for saves and for verification each; 0: none */
 };
 
 struct wire_engine_attempt {
@@ -39,13 +44,20 @@ struct wire_engine_arena {
     uint32_t fd_index;
 };
 
+struct wire_engine_arenas { /* the first of many arenas of a write that follows; no answer */
+    uint64_t attempt;
+    uint32_t arena_count;
+    struct wire_engine_arena arenas[WIRE_FDS_MAX];
+};
+
 struct wire_engine_write {
     struct wire_engine_root root;
     struct wire_engine_attempt attempt;
     char part[WIRE_PART_MAX];   /* "part-0003" */
     char codec[WIRE_CODEC_MAX]; /* "none" */
     uint32_t arena_count;
-    struct wire_engine_arena arenas[WIRE_FDS_MAX];
+    struct wire_engine_arena arenas[WIRE_FDS_MAX]; /* the last, after those of ENGINE_ARENAS */
+    struct bl_extent_list pick; /* owned: what of the arenas is written; empty: all of it */
 };
 
 struct wire_engine_written { /* rc 0: durable */
@@ -60,14 +72,24 @@ struct wire_engine_part {
     char *part_json; /* owned; as an engine's written said */
 };
 
+struct wire_engine_keep { /* what a rule keeps is kept, and two verified ones; all 0: everything */
+    uint32_t keep;        /* newest; 0: no limit by number */
+    uint32_t keep_best;   /* with the lowest loss */
+    uint64_t keep_every;  /* whose step is a multiple of it: for ever */
+    uint64_t bytes_max;   /* of all: then the oldest go first, but for those kept for ever */
+};
+
 struct wire_engine_commit { /* write the manifest and rename; then sweep and retain */
     struct wire_engine_root root;
     struct wire_engine_attempt attempt;
     char final_dir[WIRE_DIR_MAX]; /* "" leaves the name to the engine */
     char *manifest_json;          /* owned; what the parts do not say: job, world, lanes, ... */
-    uint32_t keep;                /* newest checkpoints kept; 0 all */
+    struct wire_engine_keep keep;
+    uint32_t verify; /* read it back even when nothing older has to go */
     uint32_t part_count;
     struct wire_engine_part *parts; /* owned */
+    uint32_t line_end_count;
+    struct wire_line_end *line_ends; /* owned; of the run; what lies beyond them protects nothing */
 };
 
 struct wire_engine_committed { /* rc 0: the checkpoint is there for good */
@@ -77,6 +99,17 @@ struct wire_engine_committed { /* rc 0: the checkpoint is there for good */
     uint64_t manifest_digest;
     char dir[WIRE_DIR_MAX]; /* its name below the root */
     uint64_t elapsed_ms;
+    char warning[WIRE_REASON_MAX]; /* good, but a person should look at it; or "" */
+};
+
+struct wire_engine_verified { /* unasked. rc 0: every byte was read back and is right */
+    uint64_t attempt;         /* of the commit; 0 when it was committed by an earlier engine */
+    uint64_t step;
+    int32_t rc;                 /* BL_EDIGEST, BL_EFORMAT: it is damaged; else it could not look */
+    char text[WIRE_REASON_MAX]; /* names file, chunk, tensor */
+    char dir[WIRE_DIR_MAX];
+    uint64_t bytes, elapsed_ms;
+    uint32_t removed; /* older checkpoints that were retired after it */
 };
 
 struct wire_engine_cancel { /* stop the write of it, if one runs, and remove what it left */

@@ -77,6 +77,8 @@ enum wire_frame_flag {
     X(ENGINE_SCANNED, 56, engine_scanned)                                                          \
     X(ENGINE_LOAD, 57, engine_load)                                                                \
     X(ENGINE_LOADED, 58, engine_loaded)                                                            \
+    X(ENGINE_ARENAS, 59, engine_arenas)                                                            \
+    X(ENGINE_VERIFIED, 60, engine_verified)                                                        \
     X(REQUEST, 64, request)                                                                        \
     X(ANSWER, 65, answer)
 

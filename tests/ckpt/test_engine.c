@@ -155,7 +155,7 @@ static void commit_two(uint64_t step, struct wire_engine_committed *answer)
     struct wire_engine_part parts[2];
     struct wire_engine_commit message = {.root = root_of("n0"),
                                          .attempt = attempt_of(step),
-                                         .keep = 2,
+                                         .keep = {.keep = 2},
                                          .part_count = 2,
                                          .parts = parts};
     struct bl_state_digest digest = sample_digest(step);
