@@ -20,7 +20,7 @@
 #define CKPT_CHUNK_BYTES_MIN 4096u
 #define CKPT_CHUNK_BYTES_MAX (4u * 1024 * 1024) /* one transfer buffer */
 
-enum ckpt_codec { CKPT_CODEC_NONE = 0 };
+enum ckpt_codec { CKPT_CODEC_NONE = 0, CKPT_CODEC_ZSTD = 1 };
 
 struct ckpt_index {
     uint64_t part_bytes;  /* of the part's file */

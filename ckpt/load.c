@@ -123,7 +123,7 @@ static int loader_plan(struct loader *loader, const struct ckpt_opened *opened,
 static int loader_read(struct loader *loader, struct ckpt_store *store, const char *dir,
                        const struct ckpt_opened *opened, struct bl_errmsg *msg)
 {
-    char file[CKPT_PART_NAME_MAX + 16], path[CKPT_PATH_MAX];
+    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
     int rc = 0;
 
     for (uint32_t p = 0; rc == 0 && p < opened->manifest.part_count; p++) {
@@ -140,7 +140,7 @@ static int loader_read(struct loader *loader, struct ckpt_store *store, const ch
         if (!loader_aim(loader, p)) {
             continue;
         }
-        snprintf(file, sizeof(file), "%s" CKPT_PART_SUFFIX, opened->manifest.parts[p].name);
+        ckpt_part_file(file, opened->manifest.parts[p].name, opened->codec);
         rc = ckpt_path_join(path, store->path, dir, file, msg);
         if (rc == 0) {
             rc = ckpt_part_read(&reader, msg);

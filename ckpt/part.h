@@ -27,8 +27,20 @@
 
 #define CKPT_KEY_MAX          512u
 #define CKPT_HEADER_BYTES_MAX (100u * 1000 * 1000) /* what the safetensors package reads */
-#define CKPT_PART_SUFFIX      ".safetensors"
+#define CKPT_PART_SUFFIX      ".safetensors"       /* codec none, the index beside it */
+#define CKPT_PART_ZSTD_SUFFIX ".safetensors.zst"   /* codec zstd, the index inside */
 #define CKPT_INDEX_SUFFIX     ".index"
+#define CKPT_PART_FILE_MAX    (CKPT_PART_NAME_MAX + 24) /* bytes of a file's name, with the NUL */
+
+/* The codec that a job or a manifest names: NULL, "" and "none"; "zstd" and "auto". BL_ENOTBUILT
+ * for others. */
+BL_MUST_CHECK int ckpt_codec_parse(const char *name, enum ckpt_codec *ret, struct bl_errmsg *msg);
+
+/* File names of part `name`: of its data, and of the file that holds its index. */
+void ckpt_part_file(char ret[CKPT_PART_FILE_MAX], const char *name, enum ckpt_codec codec);
+void ckpt_part_index_file(char ret[CKPT_PART_FILE_MAX], const char *name, enum ckpt_codec codec);
+/* Is it the name of a part's data file, of any codec? */
+bool ckpt_part_file_is(const char *file);
 
 /* Is the box the whole tensor? Does the extent fill its box? */
 bool ckpt_extent_is_whole_box(const struct bl_extent *extent, const struct bl_tensor *tensor);
@@ -75,8 +87,8 @@ BL_MUST_CHECK int ckpt_st_header_bytes(const uint8_t first[8], uint64_t file_byt
 /* Reads and decodes the index of part `name` in directory `dir` (a path). Its digest must be
  * `expect` unless that is NULL. ckpt_index_close. */
 BL_MUST_CHECK int ckpt_part_index_load(struct ckpt_io *io, const char *dir, const char *name,
-                                       const uint64_t *expect, struct ckpt_index *ret,
-                                       struct bl_errmsg *msg);
+                                       enum ckpt_codec codec, const uint64_t *expect,
+                                       struct ckpt_index *ret, struct bl_errmsg *msg);
 
 /* Writes a part and its index into directory `dir`; a file of `trash` (NULL: none) is recycled. */
 BL_MUST_CHECK int ckpt_part_write(struct ckpt_io *io, const char *dir, const char *trash,

@@ -6,6 +6,39 @@
 
 #include "ckpt/part.h"
 
+int ckpt_codec_parse(const char *name, enum ckpt_codec *ret, struct bl_errmsg *msg)
+{
+    if (name == NULL || name[0] == '\0' || strcmp(name, "none") == 0) {
+        *ret = CKPT_CODEC_NONE;
+        return 0;
+    }
+    return bl_err(msg, BL_ENOTBUILT, "codec \"%s\" is not built into this version; use none", name);
+}
+
+void ckpt_part_file(char ret[CKPT_PART_FILE_MAX], const char *name, enum ckpt_codec codec)
+{
+    snprintf(ret, CKPT_PART_FILE_MAX, "%s%s", name,
+             codec == CKPT_CODEC_ZSTD ? CKPT_PART_ZSTD_SUFFIX : CKPT_PART_SUFFIX);
+}
+
+void ckpt_part_index_file(char ret[CKPT_PART_FILE_MAX], const char *name, enum ckpt_codec codec)
+{
+    snprintf(ret, CKPT_PART_FILE_MAX, "%s%s", name,
+             codec == CKPT_CODEC_ZSTD ? CKPT_PART_ZSTD_SUFFIX : CKPT_INDEX_SUFFIX);
+}
+
+static bool ends_in(const char *text, const char *suffix)
+{
+    size_t bytes = strlen(text), end = strlen(suffix);
+
+    return bytes > end && strcmp(text + bytes - end, suffix) == 0;
+}
+
+bool ckpt_part_file_is(const char *file)
+{
+    return ends_in(file, CKPT_PART_SUFFIX) || ends_in(file, CKPT_PART_ZSTD_SUFFIX);
+}
+
 bool ckpt_extent_is_whole_box(const struct bl_extent *extent, const struct bl_tensor *tensor)
 {
     for (uint32_t d = 0; d < tensor->dims; d++) {

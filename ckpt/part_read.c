@@ -13,14 +13,15 @@
 #include "ckpt/queue.h"
 
 int ckpt_part_index_load(struct ckpt_io *io, const char *dir, const char *name,
-                         const uint64_t *expect, struct ckpt_index *ret, struct bl_errmsg *msg)
+                         enum ckpt_codec codec, const uint64_t *expect, struct ckpt_index *ret,
+                         struct bl_errmsg *msg)
 {
-    char file[CKPT_PART_NAME_MAX + 16], path[CKPT_PATH_MAX];
+    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
     char *data = NULL;
     size_t bytes = 0;
     int rc;
 
-    snprintf(file, sizeof(file), "%s" CKPT_INDEX_SUFFIX, name);
+    ckpt_part_index_file(file, name, codec);
     rc = ckpt_path_join(path, dir, file, NULL, msg);
     if (rc == 0) {
         rc = ckpt_io_read_file(io, path, CKPT_INDEX_BYTES_MAX, &data, &bytes, msg);

@@ -133,10 +133,7 @@ static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
             continue;
         }
         for (uint32_t k = 0; k < files.count && !done; k++) {
-            size_t bytes = strlen(files.names[k]), suffix = strlen(CKPT_PART_SUFFIX);
-
-            done = bytes > suffix &&
-                   strcmp(files.names[k] + bytes - suffix, CKPT_PART_SUFFIX) == 0 &&
+            done = ckpt_part_file_is(files.names[k]) &&
                    ckpt_path_join(file, dir, files.names[k], NULL, NULL) == 0 &&
                    io->ops->rename(io, file, path) == 0; /* another engine may be faster */
         }

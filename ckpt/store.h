@@ -48,6 +48,7 @@ uint64_t ckpt_nonce(void);
 
 /* A checkpoint or attempt read whole but for the parts' bytes. */
 struct ckpt_opened {
+    enum ckpt_codec codec;         /* of its parts */
     struct ckpt_manifest manifest; /* parts[].held are the indexes' lists' contents: see decode */
     uint64_t manifest_digest;
     struct ckpt_index *indexes; /* owned; one per part */
@@ -65,7 +66,8 @@ BL_MUST_CHECK int ckpt_opened_manifest(struct ckpt_store *store, const char *dir
                                        struct ckpt_opened *ret, struct bl_errmsg *msg);
 /* The size of a part's file is `bytes`? `path` is its directory. */
 BL_MUST_CHECK int ckpt_part_size_check(struct ckpt_io *io, const char *path, const char *name,
-                                       uint64_t bytes, struct bl_errmsg *msg);
+                                       enum ckpt_codec codec, uint64_t bytes,
+                                       struct bl_errmsg *msg);
 
 /* Moves a directory of the root into .trash, durably; its not being there is fine. */
 BL_MUST_CHECK int ckpt_trash_move(struct ckpt_store *store, const char *dir, struct bl_errmsg *msg);

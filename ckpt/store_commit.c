@@ -71,20 +71,22 @@ static bool state_is_zero(const struct bl_state_digest *state)
 }
 
 /* Reads one part's index and checks it against what its engine reported. */
-static int gather_part(struct ckpt_store *store, const char *path, struct ckpt_part *part,
-                       struct bl_state_digest *sum, struct bl_errmsg *msg)
+static int gather_part(struct ckpt_store *store, const char *path, enum ckpt_codec codec,
+                       struct ckpt_part *part, struct bl_state_digest *sum, struct bl_errmsg *msg)
 {
     struct ckpt_index index = {0};
-    int rc = ckpt_part_index_load(store->io, path, part->name, &part->index_digest, &index, msg);
+    int rc =
+        ckpt_part_index_load(store->io, path, part->name, codec, &part->index_digest, &index, msg);
 
     for (int waited = 0; rc == -ENOENT && store->shared && waited < CKPT_VISIBLE_MS; waited += 50) {
         const struct timespec pause = {0, 50 * 1000000};
 
         nanosleep(&pause, NULL);
-        rc = ckpt_part_index_load(store->io, path, part->name, &part->index_digest, &index, msg);
+        rc = ckpt_part_index_load(store->io, path, part->name, codec, &part->index_digest, &index,
+                                  msg);
     }
     if (rc == 0) {
-        rc = ckpt_part_size_check(store->io, path, part->name, index.part_bytes, msg);
+        rc = ckpt_part_size_check(store->io, path, part->name, codec, index.part_bytes, msg);
     }
     if (rc == 0 && part->bytes != index.part_bytes) {
         rc = bl_err(msg, BL_EFORMAT, "%s: reported with %llu bytes, has %llu", part->name,
@@ -107,10 +109,11 @@ static int gather(struct ckpt_store *store, const char *path, struct ckpt_manife
 {
     struct bl_state_digest sum = {{0, 0}};
     char found[BL_STATE_DIGEST_TEXT_BYTES], wanted[BL_STATE_DIGEST_TEXT_BYTES];
-    int rc = 0;
+    enum ckpt_codec codec = CKPT_CODEC_NONE;
+    int rc = ckpt_codec_parse(manifest->codec, &codec, msg);
 
     for (uint32_t i = 0; rc == 0 && i < manifest->part_count; i++) {
-        rc = gather_part(store, path, &manifest->parts[i], &sum, msg);
+        rc = gather_part(store, path, codec, &manifest->parts[i], &sum, msg);
     }
     if (rc == 0) {
         rc = ckpt_manifest_complete(manifest, msg);

@@ -22,14 +22,14 @@ void ckpt_opened_close(struct ckpt_opened *opened)
     memset(opened, 0, sizeof(*opened));
 }
 
-int ckpt_part_size_check(struct ckpt_io *io, const char *path, const char *name, uint64_t bytes,
-                         struct bl_errmsg *msg)
+int ckpt_part_size_check(struct ckpt_io *io, const char *path, const char *name,
+                         enum ckpt_codec codec, uint64_t bytes, struct bl_errmsg *msg)
 {
-    char file[CKPT_PART_NAME_MAX + 16], part[CKPT_PATH_MAX];
+    char file[CKPT_PART_FILE_MAX], part[CKPT_PATH_MAX];
     uint64_t size = 0;
     int rc;
 
-    snprintf(file, sizeof(file), "%s" CKPT_PART_SUFFIX, name);
+    ckpt_part_file(file, name, codec);
     rc = ckpt_path_join(part, path, file, NULL, msg);
     if (rc < 0) {
         return rc;
@@ -61,6 +61,9 @@ int ckpt_opened_manifest(struct ckpt_store *store, const char *dir, struct ckpt_
         return rc;
     }
     rc = ckpt_manifest_decode(&opened.manifest, opened.text, opened.text_bytes, msg);
+    if (rc == 0) {
+        rc = ckpt_codec_parse(opened.manifest.codec, &opened.codec, msg);
+    }
     if (rc == 0) {
         rc = ckpt_manifest_digest(opened.text, opened.text_bytes, &opened.manifest_digest, msg);
     }
@@ -105,14 +108,14 @@ int ckpt_opened_load(struct ckpt_store *store, const char *dir, struct ckpt_open
     for (uint32_t i = 0; rc == 0 && i < opened.manifest.part_count; i++) {
         const struct ckpt_part *part = &opened.manifest.parts[i];
 
-        rc = ckpt_part_index_load(store->io, path, part->name, &part->index_digest,
+        rc = ckpt_part_index_load(store->io, path, part->name, opened.codec, &part->index_digest,
                                   &opened.indexes[i], msg);
         if (rc == 0 && opened.indexes[i].part_bytes != part->bytes) {
             rc = bl_err(msg, BL_EFORMAT, "%s/%s: index and manifest give different sizes", path,
                         part->name);
         }
         if (rc == 0) {
-            rc = ckpt_part_size_check(store->io, path, part->name, part->bytes, msg);
+            rc = ckpt_part_size_check(store->io, path, part->name, opened.codec, part->bytes, msg);
         }
     }
     if (rc < 0) {

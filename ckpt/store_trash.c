@@ -46,13 +46,6 @@ int ckpt_trash_move(struct ckpt_store *store, const char *dir, struct bl_errmsg 
     return rc < 0 ? rc : ckpt_io_fsync_path(store->io, store->path, msg);
 }
 
-static bool is_part_file(const char *name)
-{
-    size_t bytes = strlen(name), suffix = strlen(CKPT_PART_SUFFIX);
-
-    return bytes > suffix && strcmp(name + bytes - suffix, CKPT_PART_SUFFIX) == 0;
-}
-
 /* Unlinks what lies in one directory of the trash, but part files when `keep_parts`; the directory
  * too when nothing is left. How many part files stayed. */
 static uint32_t trash_empty(struct ckpt_store *store, const char *path, bool keep_parts)
@@ -65,7 +58,7 @@ static uint32_t trash_empty(struct ckpt_store *store, const char *path, bool kee
         return 0;
     }
     for (uint32_t i = 0; i < names.count; i++) {
-        if (keep_parts && is_part_file(names.names[i])) {
+        if (keep_parts && ckpt_part_file_is(names.names[i])) {
             stayed++;
         } else if (ckpt_path_join(file, path, names.names[i], NULL, NULL) == 0) {
             BL_IGNORE(store->io->ops->unlink(store->io, file), "swept again next time");

@@ -221,21 +221,21 @@ static int verify_part_bytes(struct verifier *verifier)
 
 /* One part: size, index, and with `full` its bytes. A good index's list goes into the manifest's
  * place. */
-static int verify_part(struct verifier *verifier, const char *dir_path, struct ckpt_part *part,
-                       struct bl_state_digest *sum)
+static int verify_part(struct verifier *verifier, const char *dir_path, enum ckpt_codec codec,
+                       struct ckpt_part *part, struct bl_state_digest *sum)
 {
     struct ckpt_index index = {0};
     struct bl_errmsg why = {0};
-    char file[CKPT_PART_NAME_MAX + 32];
-    int rc = ckpt_part_index_load(verifier->store->io, dir_path, part->name, &part->index_digest,
-                                  &index, &why);
+    char file[CKPT_PART_FILE_MAX];
+    int rc = ckpt_part_index_load(verifier->store->io, dir_path, part->name, codec,
+                                  &part->index_digest, &index, &why);
 
     if (rc < 0) {
-        snprintf(file, sizeof(file), "%s" CKPT_INDEX_SUFFIX, part->name);
+        ckpt_part_index_file(file, part->name, codec);
         finding(verifier, file, "%s", why.text);
     }
-    rc = ckpt_part_size_check(verifier->store->io, dir_path, part->name, part->bytes, &why);
-    snprintf(file, sizeof(file), "%s" CKPT_PART_SUFFIX, part->name);
+    rc = ckpt_part_size_check(verifier->store->io, dir_path, part->name, codec, part->bytes, &why);
+    ckpt_part_file(file, part->name, codec);
     if (rc < 0) {
         finding(verifier, file, "%s", why.text);
     }
@@ -317,7 +317,7 @@ int ckpt_verify(struct ckpt_store *store, const char *dir, const struct ckpt_ver
         verifier.bytes_all += opened.manifest.parts[i].bytes;
     }
     for (uint32_t i = 0; rc == 0 && i < opened.manifest.part_count; i++) {
-        rc = verify_part(&verifier, path, &opened.manifest.parts[i], &sum);
+        rc = verify_part(&verifier, path, opened.codec, &opened.manifest.parts[i], &sum);
         result.parts++;
         result.tensors += opened.manifest.parts[i].held.tensor_count;
     }
