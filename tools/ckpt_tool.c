@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt-tool: looks at checkpoints. Arguments and what the verbs share. */
+/* ckpt-tool: looks at checkpoints and works on them. The verbs, and what they share. */
 #include "tools/ckpt_tool.h"
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,42 +12,84 @@
 #include <time.h>
 
 #include "base/json.h"
+#include "tools/ckpt_tool_args.h"
 
-static const char help_text[] =
-    "usage: ckpt-tool VERB PATH [OPTION]...\n"
-    "\n"
-    "Looks at Belay's checkpoints: no daemon, no trainer, no GPU, little memory.\n"
-    "PATH is a root (the directory with a BELAY file) or one checkpoint in it.\n"
-    "\n"
-    "verbs\n"
-    "  ls ROOT          the checkpoints of a root, newest last\n"
-    "  show PATH        what a checkpoint holds; of a root, the newest\n"
-    "  verify PATH      reads every byte and compares the digests; of a root, all\n"
-    "                   checkpoints in it\n"
-    "\n"
-    "options\n"
-    "  --json           one JSON object on standard output\n"
-    "  --tensors        show: every tensor and where it lies\n"
-    "  --fast           verify: manifests, sizes, indexes; not the parts' bytes\n"
-    "  --version        print the version\n"
-    "  --help           print this\n"
-    "\n"
-    "exit status: 0 good, 1 a finding, 2 usage, 3 could not\n"
-    "\n"
-    "examples\n"
-    "  ckpt-tool ls /scratch/run7\n"
-    "  ckpt-tool verify /scratch/run7/step-000000001200.g7\n"
-    "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n";
+static int show(const struct ckpt_tool_call *call);
 
-static const struct {
-    const char *name;
-    int (*run)(const struct ckpt_tool_args *args); /* the shared options; both NULL: not built */
-    int (*run_own)(int argc, char **argv);         /* parses its own options; argv[0]: the verb */
-} verbs[] = {
-    {"ls", ckpt_tool_ls, NULL}, {"show", ckpt_tool_show, NULL}, {"verify", ckpt_tool_verify, NULL},
-    {"diff", NULL, NULL},       {"reshard", NULL, NULL},        {"export", NULL, NULL},
-    {"import", NULL, NULL},     {"prune", NULL, NULL},          {"repair", NULL, NULL},
+struct show_options {
+    bool tensors;
 };
+
+static const struct ckpt_tool_option show_table[] = {
+    {"--tensors", NULL, TOOL_FLAG, offsetof(struct show_options, tensors),
+     "every tensor and where it lies"},
+};
+
+static const struct ckpt_tool_verb show_verb = {
+    .name = "show",
+    .paths = "PATH",
+    .paths_min = 1,
+    .paths_max = 1,
+    .summary = "what a checkpoint holds; of a root, the newest",
+    .text = "Shows what one checkpoint holds: run, step, digest, layout, parts. Of a root,\n"
+            "the newest good one.",
+    .examples = "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n",
+    .options = show_table,
+    .option_count = 1,
+    .options_bytes = sizeof(struct show_options),
+    .run = show,
+};
+
+#define NOT_BUILT(verb)                                                                            \
+    &(const struct ckpt_tool_verb)                                                                 \
+    {                                                                                              \
+        .name = (verb)                                                                             \
+    }
+
+static const struct ckpt_tool_verb *const verbs[] = {
+    &ckpt_tool_verb_ls,   &show_verb,          &ckpt_tool_verb_verify,
+    NOT_BUILT("diff"),    NOT_BUILT("import"), NOT_BUILT("export"),
+    NOT_BUILT("reshard"), NOT_BUILT("prune"),  NOT_BUILT("repair"),
+};
+#define VERB_COUNT (sizeof(verbs) / sizeof(verbs[0]))
+
+static const char help_head[] =
+    "usage: ckpt-tool VERB PATH... [OPTION]...\n"
+    "\n"
+    "Looks at Belay's checkpoints and works on them: no daemon, no trainer, no GPU,\n"
+    "little memory whatever the checkpoint's size. PATH is a root (the directory\n"
+    "with a BELAY file) or one checkpoint in it.\n"
+    "\n"
+    "verbs\n";
+
+static const char help_tail[] = "\n"
+                                "ckpt-tool VERB --help tells its options.\n"
+                                "\n"
+                                "  --version        print the version\n"
+                                "  --help           print this\n"
+                                "\n"
+                                "exit status: 0 good, 1 a finding, 2 usage, 3 could not\n"
+                                "\n"
+                                "examples\n"
+                                "  ckpt-tool ls /scratch/run7\n"
+                                "  ckpt-tool verify /scratch/run7/step-000000001200.g7\n"
+                                "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n";
+
+static bool is_built(const struct ckpt_tool_verb *verb)
+{
+    return verb->run != NULL || verb->run_own != NULL;
+}
+
+static void print_help(void)
+{
+    fputs(help_head, stdout);
+    for (uint32_t i = 0; i < VERB_COUNT; i++) {
+        if (is_built(verbs[i])) {
+            printf("  %-16s %s\n", verbs[i]->name, verbs[i]->summary);
+        }
+    }
+    fputs(help_tail, stdout);
+}
 
 int ckpt_tool_fail(const char *fmt, ...)
 {
@@ -153,66 +196,53 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
     return store;
 }
 
-static int usage_error(const char *fmt, const char *what)
+static int show(const struct ckpt_tool_call *call)
 {
-    fprintf(stderr, "ckpt-tool: %s: ", what);
-    fprintf(stderr, "%s; see ckpt-tool --help\n", fmt);
-    return TOOL_USAGE;
+    const struct show_options *options = call->options;
+    const struct ckpt_tool_args args = {
+        .path = call->paths[0], .json = call->json, .tensors = options->tensors};
+
+    return ckpt_tool_show(&args);
 }
 
-static int run_verb(const char *verb, const struct ckpt_tool_args *args)
+static int run_verb(const struct ckpt_tool_verb *verb, int argc, char **argv)
 {
-    for (uint32_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
-        if (strcmp(verb, verbs[i].name) != 0) {
-            continue;
-        }
-        if (verbs[i].run == NULL) {
-            return ckpt_tool_fail("%s is not built into this version", verb);
-        }
-        return args->path == NULL ? usage_error("a path is missing", verb) : verbs[i].run(args);
+    struct ckpt_tool_parsed parsed;
+    int code;
+
+    if (!is_built(verb)) {
+        return ckpt_tool_fail("%s is not built into this version", verb->name);
     }
-    return usage_error("unknown verb", verb);
+    if (verb->run_own != NULL) {
+        return verb->run_own(argc, argv);
+    }
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            ckpt_tool_help_verb(verb);
+            return TOOL_GOOD;
+        }
+    }
+    code = ckpt_tool_parse(&parsed, verb, argc, argv);
+    return code == TOOL_GOOD ? verb->run(&parsed.call) : code;
 }
 
 int main(int argc, char **argv)
 {
-    struct ckpt_tool_args args = {0};
-    const char *verb = NULL;
-
-    for (uint32_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(verbs[0]); i++) {
-        if (verbs[i].run_own != NULL && strcmp(argv[1], verbs[i].name) == 0) {
-            return verbs[i].run_own(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "--help") == 0) {
+        print_help();
+        return TOOL_GOOD;
+    }
+    if (argc > 1 && strcmp(argv[1], "--version") == 0) {
+        printf("ckpt-tool %s\n", BELAY_VERSION);
+        return TOOL_GOOD;
+    }
+    if (argc < 2) {
+        return ckpt_tool_usage(NULL, "usage", "a verb is missing");
+    }
+    for (uint32_t i = 0; i < VERB_COUNT; i++) {
+        if (strcmp(argv[1], verbs[i]->name) == 0) {
+            return run_verb(verbs[i], argc - 1, argv + 1);
         }
     }
-    for (int i = 1; i < argc; i++) {
-        const char *arg = argv[i];
-
-        if (strcmp(arg, "--help") == 0) {
-            fputs(help_text, stdout);
-            return TOOL_GOOD;
-        }
-        if (strcmp(arg, "--version") == 0) {
-            printf("ckpt-tool %s\n", BELAY_VERSION);
-            return TOOL_GOOD;
-        }
-        if (strcmp(arg, "--json") == 0) {
-            args.json = true;
-        } else if (strcmp(arg, "--fast") == 0) {
-            args.fast = true;
-        } else if (strcmp(arg, "--tensors") == 0) {
-            args.tensors = true;
-        } else if (arg[0] == '-' && arg[1] != '\0') {
-            return usage_error("unknown option", arg);
-        } else if (verb == NULL) {
-            verb = arg;
-        } else if (args.path == NULL) {
-            args.path = arg;
-        } else {
-            return usage_error("one path is enough", arg);
-        }
-    }
-    if (verb == NULL) {
-        return usage_error("a verb is missing", "usage");
-    }
-    return run_verb(verb, &args);
+    return ckpt_tool_usage(NULL, argv[1], argv[1][0] == '-' ? "unknown option" : "unknown verb");
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ckpt-tool from inside: one verb a file, each `int ckpt_tool_VERB(const struct ckpt_tool_args *)`
- * that returns the exit code: 0 good, 1 a finding, 2 usage, 3 could not.
+ * ckpt-tool from inside: one verb a file, each a struct ckpt_tool_verb with its help, its table of
+ * options and its function, which returns the exit code: 0 good, 1 a finding, 2 usage, 3 could not.
  */
 #ifndef TOOLS_CKPT_TOOL_H
 #define TOOLS_CKPT_TOOL_H
@@ -15,15 +15,75 @@
 
 enum ckpt_tool_exit { TOOL_GOOD = 0, TOOL_FINDING = 1, TOOL_USAGE = 2, TOOL_COULD_NOT = 3 };
 
+/* ---- Verbs and their options ---- */
+
+#define TOOL_PATHS_MAX 64u /* paths on a command line; values of one option that repeats */
+
+struct ckpt_tool_texts { /* of an option that may be given several times */
+    const char *at[TOOL_PATHS_MAX];
+    uint32_t count;
+};
+
+enum ckpt_tool_type {
+    TOOL_FLAG,  /* bool */
+    TOOL_TEXT,  /* const char *; NULL: not given */
+    TOOL_TEXTS, /* struct ckpt_tool_texts */
+    TOOL_COUNT, /* uint64_t: a whole number */
+    TOOL_SIZE   /* uint64_t: bytes, as 1048576, 512M, 12.5GiB */
+};
+
+struct ckpt_tool_option {
+    const char *name;  /* "--parts" */
+    const char *value; /* what stands behind it in the help: "N"; NULL for a flag */
+    enum ckpt_tool_type type;
+    uint32_t offset; /* in the verb's own struct of options */
+    const char *help;
+};
+
+struct ckpt_tool_call {
+    const struct ckpt_tool_verb *verb;
+    const char *const *paths;
+    uint32_t path_count;
+    bool json, progress; /* --json, --progress */
+    const void *options; /* the verb's own struct, zeroed but for what was given */
+};
+
+struct ckpt_tool_verb {
+    const char *name;
+    const char *paths;                      /* "ROOT..." in the usage */
+    uint32_t paths_min, paths_max;          /* how many of them */
+    const char *summary;                    /* one line of ckpt-tool --help */
+    const char *text;                       /* of ckpt-tool VERB --help, behind the usage */
+    const char *examples;                   /* lines */
+    const struct ckpt_tool_option *options; /* but for --json, --progress, --help */
+    uint32_t option_count;
+    uint32_t options_bytes; /* of the verb's own struct; at most TOOL_OPTIONS_BYTES_MAX */
+    bool has_progress;      /* long work: takes --progress */
+    int (*run)(const struct ckpt_tool_call *call);
+    int (*run_own)(int argc, char **argv); /* instead: parses its own options; argv[0]: the verb */
+};
+
+#define TOOL_OPTIONS_BYTES_MAX 4096u
+
+extern const struct ckpt_tool_verb ckpt_tool_verb_ls, ckpt_tool_verb_verify;
+
+/* "ckpt-tool: WHAT: TEXT; see ckpt-tool VERB --help" on standard error (verb may be NULL);
+ * TOOL_USAGE. */
+int ckpt_tool_usage(const char *verb, const char *what, const char *text);
+
+/* Parses "1048576", "512M", "12.5GiB" (suffixes are powers of 1024). False when it is no size. */
+bool ckpt_tool_parse_size(const char *text, uint64_t *ret);
+/* Parses a whole number without sign. */
+bool ckpt_tool_parse_count(const char *text, uint64_t *ret);
+
+/* The options of the verb that come from before the table. */
 struct ckpt_tool_args {
     const char *path; /* of a root or a checkpoint */
     bool json, fast, tensors;
 };
-
-/* The verbs; the exit code. */
-int ckpt_tool_ls(const struct ckpt_tool_args *args);
 int ckpt_tool_show(const struct ckpt_tool_args *args);
-int ckpt_tool_verify(const struct ckpt_tool_args *args);
+
+/* ---- What verbs share ---- */
 
 /* Opens the root that `path` is or lies in, for reading. `dir` becomes the checkpoint's name, or ""
  * when the path is a root. Prints the error and returns NULL when it cannot. */

@@ -55,10 +55,10 @@ static void print_entry(const struct ckpt_entry *entry)
     }
 }
 
-int ckpt_tool_ls(const struct ckpt_tool_args *args)
+static int run(const struct ckpt_tool_call *call)
 {
     char dir[CKPT_DIR_MAX];
-    struct ckpt_store *store = ckpt_tool_open(args->path, dir);
+    struct ckpt_store *store = ckpt_tool_open(call->paths[0], dir);
     struct bl_errmsg why = {0};
     struct ckpt_scan scan;
     int code = TOOL_GOOD;
@@ -70,7 +70,7 @@ int ckpt_tool_ls(const struct ckpt_tool_args *args)
         ckpt_store_close(store);
         return ckpt_tool_fail("%s", why.text);
     }
-    if (args->json) {
+    if (call->json) {
         code = print_json(store, &scan);
     } else {
         printf("run %s%s%s\n", ckpt_store_run(store)[0] == '\0' ? "?" : ckpt_store_run(store),
@@ -85,3 +85,14 @@ int ckpt_tool_ls(const struct ckpt_tool_args *args)
     ckpt_store_close(store);
     return code;
 }
+
+const struct ckpt_tool_verb ckpt_tool_verb_ls = {
+    .name = "ls",
+    .paths = "ROOT",
+    .paths_min = 1,
+    .paths_max = 1,
+    .summary = "the checkpoints of a root, newest last",
+    .text = "Lists the checkpoints of a root.",
+    .examples = "  ckpt-tool ls /scratch/run7\n",
+    .run = run,
+};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ckpt-tool verify: reads every byte of one checkpoint, or of all in a root. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -118,17 +119,22 @@ static int verify_all(struct verify *verify)
     return code;
 }
 
-int ckpt_tool_verify(const struct ckpt_tool_args *args)
+struct verify_options {
+    bool fast;
+};
+
+static int run(const struct ckpt_tool_call *call)
 {
+    const struct verify_options *options = call->options;
     char dir[CKPT_DIR_MAX];
     struct verify verify = {
-        .json = args->json,
-        .fast = args->fast,
-        .terminal = !args->json && isatty(STDERR_FILENO),
+        .json = call->json,
+        .fast = options->fast,
+        .terminal = !call->json && isatty(STDERR_FILENO),
     };
     int code;
 
-    verify.store = ckpt_tool_open(args->path, dir);
+    verify.store = ckpt_tool_open(call->paths[0], dir);
     if (verify.store == NULL) {
         return TOOL_COULD_NOT;
     }
@@ -137,11 +143,11 @@ int ckpt_tool_verify(const struct ckpt_tool_args *args)
     if (ckpt_store_damage(verify.store)[0] != '\0') {
         verify.findings_all++;
         code = code == TOOL_GOOD ? TOOL_FINDING : code;
-        if (!args->json) {
+        if (!call->json) {
             printf("%s\n", ckpt_store_damage(verify.store));
         }
     }
-    if (args->json && code != TOOL_COULD_NOT) {
+    if (call->json && code != TOOL_COULD_NOT) {
         code = ckpt_tool_print_json(
             json_pack("{si ss sb ss sO}", "schema", 1, "root", ckpt_store_path(verify.store),
                       "good", verify.findings_all == 0, "root_damage",
@@ -152,3 +158,23 @@ int ckpt_tool_verify(const struct ckpt_tool_args *args)
     ckpt_store_close(verify.store);
     return code;
 }
+
+static const struct ckpt_tool_option table[] = {
+    {"--fast", NULL, TOOL_FLAG, offsetof(struct verify_options, fast),
+     "manifests, sizes and indexes; not the parts' bytes"},
+};
+
+const struct ckpt_tool_verb ckpt_tool_verb_verify = {
+    .name = "verify",
+    .paths = "PATH",
+    .paths_min = 1,
+    .paths_max = 1,
+    .summary = "reads and compares every byte; of a root, of all in it",
+    .text = "Verifies checkpoints.",
+    .examples = "  ckpt-tool verify /scratch/run7/step-000000001200.g7\n",
+    .options = table,
+    .option_count = sizeof(table) / sizeof(table[0]),
+    .options_bytes = sizeof(struct verify_options),
+    .has_progress = true,
+    .run = run,
+};
