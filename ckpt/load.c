@@ -10,7 +10,14 @@
 #include <time.h>
 
 #include "ckpt/part.h"
+#include "ckpt/reader.h"
 #include "ckpt/store.h"
+
+struct ckpt_reader {
+    struct ckpt_place place;
+    struct ckpt_reader_config config;
+    struct ckpt_opened opened; /* manifest.parts[].held are views of the indexes' lists */
+};
 
 /* What one destination takes from the part that is being read: runs [from, to) of its plan. */
 struct taker {
@@ -120,9 +127,10 @@ static int loader_plan(struct loader *loader, const struct ckpt_opened *opened,
     return rc;
 }
 
-static int loader_read(struct loader *loader, struct ckpt_store *store, const char *dir,
-                       const struct ckpt_opened *opened, struct bl_errmsg *msg)
+static int loader_read(struct loader *loader, const struct ckpt_reader *from, struct bl_errmsg *msg)
 {
+    const struct ckpt_opened *opened = &from->opened;
+    struct ckpt_store *store = from->place.store;
     char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
     int rc = 0;
 
@@ -134,6 +142,7 @@ static int loader_read(struct loader *loader, struct ckpt_store *store, const ch
             .wanted = load_wanted,
             .window = load_window,
             .arg = loader,
+            .cancel = from->config.cancel,
             .result = loader->result,
         };
 
@@ -141,7 +150,7 @@ static int loader_read(struct loader *loader, struct ckpt_store *store, const ch
             continue;
         }
         ckpt_part_file(file, opened->manifest.parts[p].name, opened->codec);
-        rc = ckpt_path_join(path, store->path, dir, file, msg);
+        rc = ckpt_path_join(path, store->path, from->place.dir, file, msg);
         if (rc == 0) {
             rc = ckpt_part_read(&reader, msg);
         }
@@ -149,39 +158,99 @@ static int loader_read(struct loader *loader, struct ckpt_store *store, const ch
     return rc;
 }
 
-int ckpt_load(struct ckpt_store *store, const char *dir, const struct ckpt_dest *dests,
-              uint32_t dest_count, struct ckpt_load_result *ret, struct bl_errmsg *msg)
+void ckpt_reader_close(struct ckpt_reader *reader)
+{
+    if (reader == NULL) {
+        return;
+    }
+    for (uint32_t p = 0; p < reader->opened.manifest.part_count; p++) {
+        memset(&reader->opened.manifest.parts[p].held, 0, sizeof(struct bl_extent_list));
+    }
+    ckpt_opened_close(&reader->opened);
+    free(reader);
+}
+
+int ckpt_reader_open(struct ckpt_reader **ret, const struct ckpt_place *places,
+                     uint32_t place_count, const struct ckpt_reader_config *config,
+                     struct bl_errmsg *msg)
+{
+    struct ckpt_reader *reader = calloc(1, sizeof(*reader));
+    int rc;
+
+    if (place_count == 0 || place_count > CKPT_PLACES_MAX) {
+        rc = bl_err(msg, BL_ELIMIT, "%u copies of a checkpoint, 1 to %u can be read", place_count,
+                    CKPT_PLACES_MAX);
+    } else if (place_count > 1) {
+        rc = bl_err(msg, BL_ENOTBUILT, "healing from other copies is not built");
+    } else if (reader == NULL) {
+        rc = bl_err_code(msg, -ENOMEM, "load");
+    } else {
+        rc = ckpt_opened_load(places[0].store, places[0].dir, &reader->opened, msg);
+    }
+    if (rc < 0) {
+        free(reader);
+        return rc;
+    }
+    reader->place = places[0];
+    if (config != NULL) {
+        reader->config = *config;
+    }
+    for (uint32_t p = 0; p < reader->opened.manifest.part_count; p++) {
+        struct ckpt_part *part = &reader->opened.manifest.parts[p];
+
+        bl_extent_list_close(&part->held);
+        part->held = reader->opened.indexes[p].held;
+    }
+    *ret = reader;
+    return 0;
+}
+
+const struct ckpt_manifest *ckpt_reader_manifest(const struct ckpt_reader *reader)
+{
+    return &reader->opened.manifest;
+}
+
+int ckpt_reader_load(struct ckpt_reader *reader, const struct ckpt_dest *dests, uint32_t dest_count,
+                     struct ckpt_load_result *ret, struct bl_errmsg *msg)
 {
     struct ckpt_load_result result = {0};
     struct loader loader = {.count = dest_count, .result = &result};
-    struct ckpt_opened opened = {0};
     struct timespec from, to;
     int rc;
 
     clock_gettime(CLOCK_MONOTONIC, &from);
-    rc = ckpt_opened_load(store, dir, &opened, msg);
-    if (rc < 0) {
-        return rc;
-    }
     loader.takers = calloc(dest_count + 1u, sizeof(*loader.takers));
     rc = loader.takers == NULL ? bl_err_code(msg, -ENOMEM, "load") : 0;
     if (rc == 0) {
-        rc = loader_plan(&loader, &opened, dests, msg);
+        rc = loader_plan(&loader, &reader->opened, dests, msg);
     }
     if (rc == 0) {
-        rc = loader_read(&loader, store, dir, &opened, msg);
+        rc = loader_read(&loader, reader, msg);
     }
     for (uint32_t t = 0; loader.takers != NULL && t < dest_count; t++) {
         bl_plan_close(&loader.takers[t].plan);
     }
     free(loader.takers);
-    ckpt_opened_close(&opened);
     if (rc < 0) {
-        return bl_err_in(msg, rc, "%s", dir);
+        return bl_err_in(msg, rc, "%s", reader->place.dir);
     }
     clock_gettime(CLOCK_MONOTONIC, &to);
     result.elapsed_us =
         (uint64_t)((to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000);
     *ret = result;
     return 0;
+}
+
+int ckpt_load(struct ckpt_store *store, const char *dir, const struct ckpt_dest *dests,
+              uint32_t dest_count, struct ckpt_load_result *ret, struct bl_errmsg *msg)
+{
+    const struct ckpt_place place = {store, dir};
+    struct ckpt_reader *reader = NULL;
+    int rc = ckpt_reader_open(&reader, &place, 1, NULL, msg);
+
+    if (rc == 0) {
+        rc = ckpt_reader_load(reader, dests, dest_count, ret, msg);
+    }
+    ckpt_reader_close(reader);
+    return rc;
 }
