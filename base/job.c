@@ -119,23 +119,10 @@ static int reader_set(struct job_reader *reader, const struct job_option *option
     return rc < 0 ? reader_fail(reader, rc) : 0;
 }
 
-/* Bytes from one item of a list to the next, and where its count is (NULL: always all). */
-static size_t list_layout(const struct job_option *option, struct bl_job *job, uint32_t **ret_count)
-{
-    if (option->offset == offsetof(struct bl_job, data_files)) {
-        *ret_count = &job->data_file_count;
-    } else if (option->offset == offsetof(struct bl_job, command)) {
-        *ret_count = &job->command_count;
-    } else {
-        *ret_count = NULL;
-    }
-    return option->type == JOB_REAL ? sizeof(double) : option->capacity;
-}
-
 static int reader_list(struct job_reader *reader, const struct job_option *option, yaml_mark_t mark)
 {
-    uint32_t *ret_count;
-    size_t stride = list_layout(option, reader->job, &ret_count);
+    size_t stride = job_list_stride(option);
+    size_t count_offset = job_list_count_offset(option);
     int rc = reader_expect(reader, YAML_SEQUENCE_START_EVENT, option->key, "a list");
     uint32_t count = 0;
     while (rc == 0) {
@@ -156,8 +143,8 @@ static int reader_list(struct job_reader *reader, const struct job_option *optio
                option->key, count, option->min);
         return reader_fail_at(reader, BL_ECONFIG, mark);
     }
-    if (rc == 0 && ret_count != NULL) {
-        *ret_count = count;
+    if (rc == 0 && count_offset != JOB_NO_FIELD) {
+        memcpy((char *)reader->job + count_offset, &count, sizeof(count));
     }
     return rc;
 }

@@ -69,7 +69,12 @@ struct bl_job {
     struct bl_job_model model;
     char data_files[BL_JOB_FILES_MAX][BL_PATH_MAX];
     uint32_t data_file_count;
-    char tokenizer[32]; /* "bytes" */
+    double data_weights[BL_JOB_FILES_MAX]; /* share of each file in the mixture; none: one after
+                                              the other */
+    uint32_t data_weight_count;            /* 0, or as many as files */
+    char eval_files[BL_JOB_FILES_MAX][BL_PATH_MAX]; /* none: train.eval_split of the files */
+    uint32_t eval_file_count;
+    char tokenizer[32]; /* "bytes" (text files) or "shards" (files of tokens) */
     struct bl_job_train train;
     char backend[16];            /* auto | cpu | cuda */
     uint32_t threads;            /* per rank */
@@ -88,7 +93,7 @@ struct bl_job {
  * ("job.yaml:12:3: ..."). Relative paths are taken from `base_dir`. All checks that need only the
  * file are done (sums that must be exact, bounds); files are not opened. On error *ret is undefined
  * and the code is BL_ECONFIG, or BL_ENOTBUILT for what a later version will have. The struct is
- * large (about 140 KiB): keep it off small stacks. */
+ * large (about 210 KiB): keep it off small stacks. */
 BL_MUST_CHECK int bl_job_parse(struct bl_job *ret, const char *text, size_t bytes,
                                const char *where, const char *base_dir, struct bl_errmsg *msg);
 

@@ -113,6 +113,17 @@ static int check_model(const struct job_checker *checker)
     return 0;
 }
 
+static int check_data(const struct job_checker *checker)
+{
+    const struct bl_job *job = checker->job;
+    if (job->data_weight_count != 0 && job->data_weight_count != job->data_file_count) {
+        return check_fail(checker, BL_ECONFIG, "data.weights[]",
+                          "%u weights for %u files: give one for each file, or none",
+                          job->data_weight_count, job->data_file_count);
+    }
+    return 0;
+}
+
 static int check_train(const struct job_checker *checker)
 {
     const struct bl_job *job = checker->job;
@@ -139,9 +150,9 @@ static int check_train(const struct job_checker *checker)
         return check_fail(checker, BL_ECONFIG, "train.warmup",
                           "%" PRIu64 " is above steps (%" PRIu64 ")", train->warmup, train->steps);
     }
-    if (train->eval_every > 0 && train->eval_split <= 0) {
+    if (train->eval_every > 0 && train->eval_split <= 0 && job->eval_file_count == 0) {
         return check_fail(checker, BL_ECONFIG, "train.eval_every",
-                          "evaluation needs an eval_split above 0");
+                          "evaluation needs an eval_split above 0, or data.eval_files");
     }
     return 0;
 }
@@ -219,7 +230,8 @@ static int check_deadlines(const struct job_checker *checker)
 int job_check(struct bl_job *job, const struct job_marks *marks, struct bl_errmsg *msg)
 {
     static int (*const checks[])(const struct job_checker *) = {
-        check_name, check_layout, check_model, check_train, check_roots, check_deadlines,
+        check_name,  check_layout, check_model,     check_data,
+        check_train, check_roots,  check_deadlines,
     };
     struct job_checker checker = {job, marks, msg};
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {

@@ -90,9 +90,15 @@ const struct job_option job_options[] = {
          "added under the root of RMSNorm"),
 
     {"data.files[]", JOB_PATH, JOB_FROZEN, FN, FIELD(data_files), BL_PATH_MAX, 1, BL_JOB_FILES_MAX,
-     0, 0, NULL, NULL, NULL, "text files, in this order"},
-    CHOICE("data.tokenizer", JOB_FROZEN, FN, FIELD(tokenizer), 32, "bytes", "bytes", "gpt2|bpe",
-           "how text becomes tokens"),
+     0, 0, NULL, NULL, NULL, "text files or token shards, in this order"},
+    {"data.weights[]", JOB_REAL, JOB_FROZEN, FN | JOB_ABOVE, FIELD(data_weights), 0, 0,
+     BL_JOB_FILES_MAX, 0, 1e9, "", NULL, NULL,
+     "share of each file in a mixture; empty: one file after the other"},
+    {"data.eval_files[]", JOB_PATH, JOB_FROZEN, FN, FIELD(eval_files), BL_PATH_MAX, 0,
+     BL_JOB_FILES_MAX, 0, 0, "", NULL, NULL,
+     "for evaluation; empty: train.eval_split of data.files"},
+    CHOICE("data.tokenizer", JOB_FROZEN, FN, FIELD(tokenizer), 32, "bytes", "bytes|shards", NULL,
+           "bytes: the files are text; shards: they are tokens (llm.c's or Megatron-LM's layout)"),
 
     U32("train.global_batch", JOB_FROZEN, FN, FIELD(train.global_batch), 1, 1U << 24, NULL,
         "sequences a step: lanes times micro_batch times a whole number"),
@@ -210,6 +216,29 @@ int job_option_is_list(const struct job_option *option)
     return bytes > 2 && strcmp(option->key + bytes - 2, "[]") == 0;
 }
 
+size_t job_list_stride(const struct job_option *option)
+{
+    return option->type == JOB_REAL ? sizeof(double) : option->capacity;
+}
+
+size_t job_list_count_offset(const struct job_option *option)
+{
+    static const struct {
+        size_t list, count;
+    } counts[] = {
+        {FIELD(data_files), FIELD(data_file_count)},
+        {FIELD(data_weights), FIELD(data_weight_count)},
+        {FIELD(eval_files), FIELD(eval_file_count)},
+        {FIELD(command), FIELD(command_count)},
+    };
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        if (counts[i].list == option->offset) {
+            return counts[i].count;
+        }
+    }
+    return JOB_NO_FIELD;
+}
+
 int job_option_is_root(const struct job_option *option)
 {
     return strncmp(option->key, JOB_ROOT_PREFIX, strlen(JOB_ROOT_PREFIX)) == 0;
@@ -302,8 +331,8 @@ static void options_print_bounds(FILE *file, const struct job_option *option)
         fprintf(file, "true|false");
         break;
     case JOB_REAL:
-        fprintf(file, "number, %g to %s%g", option->real_min,
-                option->flags & JOB_BELOW ? "below " : "", option->real_max);
+        fprintf(file, "number, %s%g to %s%g", option->flags & JOB_ABOVE ? "above " : "",
+                option->real_min, option->flags & JOB_BELOW ? "below " : "", option->real_max);
         break;
     case JOB_MS:
         snprintf(from, sizeof(from), "%" PRIu64 "ms", option->min);

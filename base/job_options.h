@@ -34,6 +34,7 @@ enum job_change {
 #define JOB_FUNCTION 1U /* the arithmetic depends on it */
 #define JOB_BELOW    2U /* real_max itself is not allowed */
 #define JOB_ABSENT   4U /* a plan of later versions: any value is BL_ENOTBUILT */
+#define JOB_ABOVE    8U /* real_min itself is not allowed */
 
 struct job_option {
     const char *key; /* "train.lr", "data.files[]" (a list), "roots[].path" */
@@ -71,6 +72,12 @@ void job_option_nearest(const char *key, char out[BL_JOB_KEY_MAX]);
 
 /* Is it a list of values ("data.files[]")? */
 int job_option_is_list(const struct job_option *option);
+
+/* Of a list: bytes from one item to the next. */
+size_t job_list_stride(const struct job_option *option);
+/* Of a list: where struct bl_job has the uint32_t count of its items; JOB_NO_FIELD: always `max`.
+ */
+size_t job_list_count_offset(const struct job_option *option);
 
 /* Does it belong to an item of roots? */
 int job_option_is_root(const struct job_option *option);

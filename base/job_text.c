@@ -32,18 +32,21 @@ static json_t *text_value(const struct job_option *option, const void *base)
     return json_string(text);
 }
 
+static uint32_t list_count(const struct job_option *option, const struct bl_job *job)
+{
+    size_t at = job_list_count_offset(option);
+    uint32_t count = (uint32_t)option->max;
+    if (at != JOB_NO_FIELD) {
+        memcpy(&count, (const char *)job + at, sizeof(count));
+    }
+    return count;
+}
+
 static json_t *text_list(const struct job_option *option, const struct bl_job *job)
 {
     json_t *list = json_array();
-    uint32_t count = 2; /* the betas */
-    size_t stride = sizeof(double);
-    if (option->offset == offsetof(struct bl_job, data_files)) {
-        count = job->data_file_count;
-        stride = option->capacity;
-    } else if (option->offset == offsetof(struct bl_job, command)) {
-        count = job->command_count;
-        stride = option->capacity;
-    }
+    uint32_t count = list_count(option, job);
+    size_t stride = job_list_stride(option);
     for (uint32_t i = 0; i < count && list != NULL; i++) {
         if (json_array_append_new(list, text_value(option, (const char *)job + i * stride)) < 0) {
             json_decref(list);
@@ -148,23 +151,23 @@ static int frozen_differs(const struct job_option *option, const struct bl_job *
 {
     char text_a[BL_PATH_MAX];
     char text_b[BL_PATH_MAX];
-    if (option->offset == offsetof(struct bl_job, data_files)) {
-        if (a->data_file_count != b->data_file_count) {
+    uint32_t count = 1;
+    size_t stride = 0;
+    if (job_option_is_list(option)) {
+        count = list_count(option, a);
+        stride = job_list_stride(option);
+        if (count != list_count(option, b)) {
             return 1;
         }
-        for (uint32_t i = 0; i < a->data_file_count; i++) {
-            if (strcmp(a->data_files[i], b->data_files[i]) != 0) {
-                return 1;
-            }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        job_value_format(option, (const char *)a + i * stride, text_a, sizeof(text_a));
+        job_value_format(option, (const char *)b + i * stride, text_b, sizeof(text_b));
+        if (strcmp(text_a, text_b) != 0) {
+            return 1;
         }
-        return 0;
     }
-    if (option->offset == offsetof(struct bl_job, train.beta1)) {
-        return a->train.beta1 != b->train.beta1 || a->train.beta2 != b->train.beta2;
-    }
-    job_value_format(option, a, text_a, sizeof(text_a));
-    job_value_format(option, b, text_b, sizeof(text_b));
-    return strcmp(text_a, text_b) != 0;
+    return 0;
 }
 
 const char *bl_job_frozen_difference(const struct bl_job *a, const struct bl_job *b)

@@ -113,10 +113,12 @@ static int value_set_real(const struct job_option *option, double *field, const 
         return bl_err(msg, BL_ECONFIG, "%s: must be a number, not '%.40s'", option->key, text);
     }
     int below = (option->flags & JOB_BELOW) != 0;
+    int above = (option->flags & JOB_ABOVE) != 0;
     if (number < option->real_min || number > option->real_max ||
-        (below && number >= option->real_max)) {
-        return bl_err(msg, BL_ECONFIG, "%s: %.40s is not within %g and %s%g", option->key, text,
-                      option->real_min, below ? "below " : "", option->real_max);
+        (below && number >= option->real_max) || (above && number <= option->real_min)) {
+        return bl_err(msg, BL_ECONFIG, "%s: %.40s is not within %s%g and %s%g", option->key, text,
+                      above ? "above " : "", option->real_min, below ? "below " : "",
+                      option->real_max);
     }
     *field = number + 0.0; /* no negative zero: it would print otherwise than it compares */
     return 0;

@@ -64,6 +64,10 @@ int train_check_main(const char *job_path)
         rc = train_rank_place(&rank, 0, job->ranks, &msg);
     }
     if (rc == 0) {
+        uint64_t digest; /* reads every token once */
+        rc = train_data_digest(rank.data, &digest, &msg);
+    }
+    if (rc == 0) {
         train_shard_layout(&rank.shard);
         uint64_t samples = train_data_samples(rank.data);
         printf("job %s: %llu parameters, %u ranks, %u lanes\n", job->name,

@@ -18,7 +18,10 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
         return rc;
     }
     ret->job_digest = bl_job_function_digest(rank->job);
-    ret->data_digest = train_data_digest(rank->data);
+    rc = train_data_digest(rank->data, &ret->data_digest, msg);
+    if (rc != 0) {
+        return rc;
+    }
     ret->build = kern_build_name();
     char text[1024];
     int n = snprintf(text, sizeof text, "%s job %016llx data %016llx build %s", TRAIN_ARITHMETIC,

@@ -121,8 +121,8 @@ struct lane_ctx {
 };
 
 /* Puts sequence `row` of micro-batch `micro` of a lane into the batch. */
-static void read_row(struct train_rank *rank, uint64_t step, uint32_t lane, uint32_t micro,
-                     uint32_t row)
+static int read_row(struct train_rank *rank, uint64_t step, uint32_t lane, uint32_t micro,
+                    uint32_t row, struct bl_errmsg *msg)
 {
     const struct bl_job_train *t = &rank->job->train;
     uint64_t in_lane = (uint64_t)micro * t->micro_batch + row;
@@ -130,11 +130,12 @@ static void read_row(struct train_rank *rank, uint64_t step, uint32_t lane, uint
                         (uint64_t)lane * rank->micro_batches * t->micro_batch + in_lane;
     uint64_t sample = train_data_at(rank->data, position);
     size_t at = (size_t)row * t->seq_len;
-    train_data_read(rank->data, sample, rank->tokens + at, rank->targets + at);
-    if (rank->ledger != NULL) {
+    int rc = train_data_read(rank->data, sample, rank->tokens + at, rank->targets + at, msg);
+    if (rc == 0 && rank->ledger != NULL) {
         fprintf(rank->ledger, "%llu %u %llu\n", (unsigned long long)step, lane,
                 (unsigned long long)sample);
     }
+    return rc;
 }
 
 /* One lane: its micro-batches in order, the first overwrites. */
@@ -147,12 +148,13 @@ static int lane_gradient(void *arg, uint32_t lane, float *grads, struct bl_errms
         if (rank->comm != NULL && comm_is_aborted(rank->comm)) {
             return bl_err_code(msg, BL_EABORTED, "step %llu", (unsigned long long)ctx->step);
         }
-        for (uint32_t row = 0; row < rank->job->train.micro_batch; row++) {
-            read_row(rank, ctx->step, lane, micro, row);
+        int rc = 0;
+        for (uint32_t row = 0; rc == 0 && row < rank->job->train.micro_batch; row++) {
+            rc = read_row(rank, ctx->step, lane, micro, row, msg);
         }
         double sum;
         uint64_t tokens;
-        int rc = BL_FAILPOINT("mid-forward");
+        rc = rc != 0 ? rc : BL_FAILPOINT("mid-forward");
         if (rc == 0) {
             rc =
                 train_model_forward_backward(rank->model, rank->params, rank->tokens, rank->targets,
@@ -209,6 +211,9 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
     struct lane_ctx ctx = {rank, step};
     memset(rank->losses, 0, rank->job->lanes * sizeof *rank->losses);
     int rc = lane_sum_run(rank->sum, lane_gradient, &ctx, rank->comm, rank->pool, msg);
+    if (rc == 0) {
+        rc = train_data_unchanged(rank->data, msg); /* what was read is what was opened */
+    }
     if (rc == 0) {
         rc = share_losses(rank, rank->job->lanes, msg);
     }
@@ -296,15 +301,18 @@ int train_eval(struct train_rank *rank, double *ret_loss, struct bl_errmsg *msg)
         if (!lane_sum_has(rank->sum, batch % rank->job->lanes)) {
             continue;
         }
-        for (uint32_t row = 0; row < t->micro_batch; row++) {
+        int rc = 0;
+        for (uint32_t row = 0; rc == 0 && row < t->micro_batch; row++) {
             uint64_t sample = first + ((uint64_t)batch * t->micro_batch + row) % held_out;
             size_t at = (size_t)row * t->seq_len;
-            train_data_read(rank->data, sample, rank->tokens + at, rank->targets + at);
+            rc = train_data_read(rank->data, sample, rank->tokens + at, rank->targets + at, msg);
         }
         double sum;
         uint64_t tokens;
-        int rc = train_model_eval(rank->model, rank->params, rank->tokens, rank->targets, &sum,
+        if (rc == 0) {
+            rc = train_model_eval(rank->model, rank->params, rank->tokens, rank->targets, &sum,
                                   &tokens, rank->pool, msg);
+        }
         if (rc != 0) {
             return rc;
         }

@@ -70,12 +70,13 @@ static void test_samples_do_not_cross_files(void **state)
     assert_int_equal(train_data_tokens(data), 26);
     assert_int_equal(train_data_samples(data) + train_data_eval_samples(data), 2 + 3);
     assert_int_equal(train_data_eval_samples(data), 1);
-    train_data_read(data, 1, tokens, targets); /* e f g h -> f g h i */
+    assert_int_equal(train_data_read(data, 1, tokens, targets, &msg), 0); /* e f g h -> f g h i */
     assert_int_equal(tokens[0], 'e');
     assert_int_equal(targets[3], 'i');
-    train_data_read(data, 2, tokens, targets); /* the first of the next file that has any */
+    assert_int_equal(train_data_read(data, 2, tokens, targets, &msg),
+                     0); /* the first of the next file that has any */
     assert_int_equal(tokens[0], 'k');
-    train_data_read(data, 4, tokens, targets);
+    assert_int_equal(train_data_read(data, 4, tokens, targets, &msg), 0);
     assert_int_equal(targets[3], 'w');
     train_data_close(data);
     train_bench_close(&bench);
@@ -127,7 +128,7 @@ static void test_data_digest_tells_contents_and_order(void **state)
     train_bench_open(&bench, 1, 0);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(train_data_open(&data, &bench.job, &msg), 0);
-        digests[i] = train_data_digest(data);
+        assert_int_equal(train_data_digest(data, &digests[i], &msg), 0);
         train_data_close(data);
         FILE *f = fopen(bench.job.data_files[0], "r+e");
         assert_non_null(f);
