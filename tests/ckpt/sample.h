@@ -28,6 +28,8 @@ enum sample_cut {
 
 /* Scales the big tensors: 1 is about 80 KB of state, 100 about 8 MB. */
 extern uint32_t sample_scale;
+/* Of the parts that are saved: "none" unless a test says "zstd". */
+extern const char *sample_codec;
 
 /* What rank `rank` of `world` holds; filled with the state after `step`, or with zeros. */
 void sample_shard_init(struct sample_shard *shard, enum sample_cut cut, uint32_t world,
