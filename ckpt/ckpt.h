@@ -162,6 +162,7 @@ struct ckpt_entry {
     double loss;
     struct bl_state_digest digest;
     uint64_t manifest_digest, function_id;
+    uint64_t verified_unix_s; /* when it was last read back whole and found right; 0: never */
     char why[CKPT_WHY_MAX];
 };
 
@@ -236,9 +237,15 @@ struct ckpt_retain_result {
     uint32_t kept, removed;
 };
 
+/* Records in the checkpoint's directory that every byte of it was read back and is right, now.
+ * `manifest_digest` is of the manifest that was read. Errors leave the checkpoint as it is. */
+BL_MUST_CHECK int ckpt_verified_mark(struct ckpt_store *store, const char *dir,
+                                     uint64_t manifest_digest, struct bl_errmsg *msg);
+
 /* Keeps the `keep` newest good checkpoints that `cuts` admit, at least two; older good ones go to
- * .trash (their files are recycled by later saves). Removes nothing unless as many newer ones check
- * out now. Broken ones are left for a person, but for those older than every kept one. */
+ * .trash (their files are recycled by later saves). Takes the caller's word that those which stay
+ * were read back; ckpt/retain.h has all the rules, and looks for that itself. Broken ones are left
+ * for a person, but for those older than every kept one. */
 BL_MUST_CHECK int ckpt_retain(struct ckpt_store *store, uint32_t keep, const struct ckpt_cut *cuts,
                               uint32_t cut_count, struct ckpt_retain_result *ret,
                               struct bl_errmsg *msg);

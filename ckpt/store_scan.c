@@ -240,6 +240,9 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
     }
     entry_fill(entry, &opened);
     entry->state = committed ? CKPT_GOOD : CKPT_FORWARD;
+    if (committed) {
+        entry->verified_unix_s = ckpt_verified_read(store, name, opened.manifest_digest);
+    }
     rc = committed ? 0 : entry_forward(store, entry, &opened.manifest);
     ckpt_opened_close(&opened);
     return rc == 0;
@@ -306,60 +309,13 @@ void ckpt_scan_close(struct ckpt_scan *scan)
     memset(scan, 0, sizeof(*scan));
 }
 
-static bool entry_admitted(const struct ckpt_entry *entry, const struct ckpt_cut *cuts,
-                           uint32_t cut_count)
-{
-    for (uint32_t i = 0; i < cut_count; i++) {
-        if (entry->generation < cuts[i].generation && entry->step > cuts[i].step) {
-            return false;
-        }
-    }
-    return entry->state == CKPT_GOOD;
-}
-
 const struct ckpt_entry *ckpt_scan_newest(const struct ckpt_scan *scan, const struct ckpt_cut *cuts,
                                           uint32_t cut_count)
 {
     for (uint32_t i = 0; i < scan->count; i++) {
-        if (entry_admitted(&scan->entries[i], cuts, cut_count)) {
+        if (ckpt_entry_admitted(&scan->entries[i], cuts, cut_count)) {
             return &scan->entries[i];
         }
     }
     return NULL;
-}
-
-int ckpt_retain(struct ckpt_store *store, uint32_t keep, const struct ckpt_cut *cuts,
-                uint32_t cut_count, struct ckpt_retain_result *ret, struct bl_errmsg *msg)
-{
-    struct ckpt_retain_result result = {0};
-    struct ckpt_scan scan = {0};
-    uint64_t oldest = UINT64_MAX;
-    int rc = ckpt_store_writable(store, msg);
-
-    keep = keep < 2 ? 2 : keep; /* one that is verified is no protection against its own loss */
-    if (rc == 0) {
-        rc = ckpt_scan(store, &scan, msg);
-    }
-    if (rc < 0) {
-        return rc;
-    }
-    for (uint32_t i = 0; i < scan.count && result.kept < keep; i++) {
-        if (entry_admitted(&scan.entries[i], cuts, cut_count)) {
-            oldest = scan.entries[i].step;
-            result.kept++;
-        }
-    }
-    for (uint32_t i = 0; rc == 0 && result.kept == keep && i < scan.count; i++) {
-        const struct ckpt_entry *entry = &scan.entries[i];
-
-        if (entry->step < oldest && (entry->state == CKPT_GOOD || entry->state == CKPT_BROKEN)) {
-            rc = ckpt_trash_move(store, entry->dir, msg);
-            result.removed += rc == 0;
-        }
-    }
-    ckpt_scan_close(&scan);
-    if (rc == 0) {
-        *ret = result;
-    }
-    return rc;
 }
