@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real file operations, and the helpers that put operation and path into errors. */
+/*
+ * The real file operations, and the helpers that put operation and path into errors.
+ *
+ * Each operation that changes the disk is one hit of the failpoint `disk-op` before it happens, and
+ * each read one of `disk-read`, so that tests can stop whole programs at any of them. (A bulk
+ * transfer without io_uring hits twice: once when it is asked for, once when it is done.)
+ */
 #include "ckpt/ckpt_io.h"
 
 #include <dirent.h>
@@ -11,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/failpoint.h"
+
 static int io_res(int rc)
 {
     return rc < 0 ? -errno : rc;
@@ -18,9 +26,12 @@ static int io_res(int rc)
 
 static int real_open(struct ckpt_io *io, const char *path, int flags, mode_t mode)
 {
-    int fd;
+    int fd = (flags & O_CREAT) != 0 ? BL_FAILPOINT("disk-op") : 0;
 
     (void)io;
+    if (fd < 0) {
+        return fd;
+    }
     do {
         fd = open(path, flags | O_CLOEXEC, mode);
     } while (fd < 0 && errno == EINTR);
@@ -36,9 +47,12 @@ static int real_close(struct ckpt_io *io, int fd)
 static int64_t real_pwrite(struct ckpt_io *io, int fd, const void *data, size_t bytes,
                            uint64_t offset)
 {
-    ssize_t n;
+    ssize_t n = BL_FAILPOINT("disk-op");
 
     (void)io;
+    if (n < 0) {
+        return n;
+    }
     do {
         n = pwrite(fd, data, bytes, (off_t)offset);
     } while (n < 0 && errno == EINTR);
@@ -47,9 +61,12 @@ static int64_t real_pwrite(struct ckpt_io *io, int fd, const void *data, size_t 
 
 static int64_t real_pread(struct ckpt_io *io, int fd, void *data, size_t bytes, uint64_t offset)
 {
-    ssize_t n;
+    ssize_t n = BL_FAILPOINT("disk-read");
 
     (void)io;
+    if (n < 0) {
+        return n;
+    }
     do {
         n = pread(fd, data, bytes, (off_t)offset);
     } while (n < 0 && errno == EINTR);
@@ -58,21 +75,28 @@ static int64_t real_pread(struct ckpt_io *io, int fd, void *data, size_t bytes, 
 
 static int real_fsync(struct ckpt_io *io, int fd)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(fsync(fd));
+    return rc < 0 ? rc : io_res(fsync(fd));
 }
 
 static int real_truncate(struct ckpt_io *io, int fd, uint64_t bytes)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(ftruncate(fd, (off_t)bytes));
+    return rc < 0 ? rc : io_res(ftruncate(fd, (off_t)bytes));
 }
 
 static int real_allocate(struct ckpt_io *io, int fd, uint64_t bytes)
 {
-    int rc;
+    int rc = BL_FAILPOINT("disk-op");
 
     (void)io;
+    if (rc < 0) {
+        return rc;
+    }
     do {
         rc = fallocate(fd, 0, 0, (off_t)bytes);
     } while (rc < 0 && errno == EINTR);
@@ -96,32 +120,42 @@ static int real_size(struct ckpt_io *io, const char *path, uint64_t *ret_bytes)
 
 static int real_rename(struct ckpt_io *io, const char *from, const char *to)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(rename(from, to));
+    return rc < 0 ? rc : io_res(rename(from, to));
 }
 
 static int real_link(struct ckpt_io *io, const char *from, const char *to)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(link(from, to));
+    return rc < 0 ? rc : io_res(link(from, to));
 }
 
 static int real_mkdir(struct ckpt_io *io, const char *path, mode_t mode)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(mkdir(path, mode));
+    return rc < 0 ? rc : io_res(mkdir(path, mode));
 }
 
 static int real_unlink(struct ckpt_io *io, const char *path)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(unlink(path));
+    return rc < 0 ? rc : io_res(unlink(path));
 }
 
 static int real_rmdir(struct ckpt_io *io, const char *path)
 {
+    int rc = BL_FAILPOINT("disk-op");
+
     (void)io;
-    return io_res(rmdir(path));
+    return rc < 0 ? rc : io_res(rmdir(path));
 }
 
 /* Appends a copy of `name`; the array doubles. */
@@ -189,6 +223,12 @@ void ckpt_names_close(struct ckpt_names *names)
     memset(names, 0, sizeof(*names));
 }
 
+static int real_gate(struct ckpt_io *io, enum ckpt_op op)
+{
+    (void)io;
+    return op == CKPT_OP_READ ? BL_FAILPOINT("disk-read") : BL_FAILPOINT("disk-op");
+}
+
 static const struct ckpt_io_ops real_ops = {
     .open = real_open,
     .close = real_close,
@@ -204,7 +244,7 @@ static const struct ckpt_io_ops real_ops = {
     .unlink = real_unlink,
     .rmdir = real_rmdir,
     .list = real_list,
-    .gate = NULL,
+    .gate = real_gate,
 };
 
 struct ckpt_io *ckpt_io_real(void)
