@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* belay-train: trains a Llama model on plain text, alone or as a rank under belayd. */
+/* belay-train: trains a Llama model, alone or as a rank under belayd. */
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
@@ -16,9 +16,10 @@ static const char help[] =
     "Usage: belay-train --job FILE [--ranks P] [--threads T] [--steps N] [--digest]\n"
     "       belay-train --check FILE\n"
     "       belay-train --probe --job FILE\n"
+    "       belay-train tokenize --merges FILE --out NAME [OPTION...] TEXT...\n"
     "       belay-train sample --job FILE --weights DIR --prompt TEXT [OPTION...]\n"
     "\n"
-    "Trains the model of a job file on plain text. Started by belayd (BELAY_SOCKET is\n"
+    "Trains the model of a job file. Started by belayd (BELAY_SOCKET is\n"
     "set) it is one rank of a supervised run; started by hand it trains alone.\n"
     "\n"
     "  --job FILE       the job (YAML or JSON)\n"
@@ -136,6 +137,9 @@ int main(int argc, char **argv)
     struct main_args args;
     memset(&args, 0, sizeof args);
     signal(SIGPIPE, SIG_IGN);
+    if (argc > 1 && strcmp(argv[1], "tokenize") == 0) {
+        return train_tokenize_main(argc - 1, argv + 1);
+    }
     if (argc > 1 && strcmp(argv[1], "sample") == 0) {
         return train_sample_main(argc - 1, argv + 1);
     }

@@ -11,6 +11,9 @@ int train_check_main(const char *job_path);
 /* `belay-train --probe --job JOB`: the identity of this machine for that job. */
 int train_probe_main(const char *job_path, uint32_t threads);
 
+/* `belay-train tokenize ...`; argv[0] is "tokenize". */
+int train_tokenize_main(int argc, char **argv);
+
 /* `belay-train sample ...`; argv[0] is "sample". */
 int train_sample_main(int argc, char **argv);
 
