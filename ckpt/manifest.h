@@ -30,10 +30,13 @@ struct ckpt_layout {
     uint32_t world, dp, tp, pp, zero; /* at saving; loading needs none of it */
 };
 
+/* For ckpt_commit, as saved_unix_s: the time is to stay unknown (0 would be filled in). */
+#define CKPT_SAVED_UNKNOWN UINT64_MAX
+
 struct ckpt_metrics {
     double loss;           /* training loss of the step; NaN: not known */
     uint64_t tokens;       /* consumed up to and including the step */
-    uint64_t saved_unix_s; /* wall clock at the commit, for people */
+    uint64_t saved_unix_s; /* wall clock at the commit, for people; 0: not known */
 };
 
 struct ckpt_part {

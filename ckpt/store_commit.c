@@ -131,6 +131,8 @@ static int gather(struct ckpt_store *store, const char *path, struct ckpt_manife
     }
     if (manifest->metrics.saved_unix_s == 0) {
         manifest->metrics.saved_unix_s = (uint64_t)time(NULL);
+    } else if (manifest->metrics.saved_unix_s == CKPT_SAVED_UNKNOWN) {
+        manifest->metrics.saved_unix_s = 0;
     }
     if (manifest->writer[0] == '\0') {
         snprintf(manifest->writer, sizeof(manifest->writer), "belay %s", BELAY_VERSION);
