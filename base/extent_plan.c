@@ -2,72 +2,63 @@
 /*
  * The intersection planner.
  *
- * Tensors of all lists are matched by sorting their names. Then, tensor by tensor, every extent is
- * taken apart into its rows (intervals of the tensor's row-major order); source rows are first
- * clipped to the bounding box of what is wanted. One sweep over the source rows, with a heap by
- * (source, extent), leaves disjoint segments, each with its nearest holder; each wanted row then
- * walks the segments that it meets. All is sorts, one heap and output: O(E log E) in the rows.
+ * Each wanted extent is walked row by row (rows are contiguous in the tensor's row-major order and
+ * in the buffer). The held extents that can meet it are taken in when the walk comes to where they
+ * begin, so that few are open at a time, each with its own row:
+ *
+ *     wanted    |------ row ------|              |------ row ------|
+ *     held a  |----|    |-------------|    |-------|
+ *     held b      |---------|                      |------------------|      (b is nearer)
+ *             \____pending____/ \_____ active: a heap by nearness; rows that are over seek on
+ *
+ * Pieces that follow each other at one distance on both sides become one span.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/extent.h"
+#include "base/extent_holdings.h"
 #include "base/extent_rows.h"
 
-/* Rows of one tensor over all lists: more is refused before memory is taken for it. */
-#define PLAN_ROWS_MAX ((size_t)1 << 26)
-#define PLAN_UNWANTED UINT32_MAX
+#define NO_SPAN SIZE_MAX
 
-struct plan_interval { /* one row, or one segment of a row, of one extent */
-    uint64_t lo;       /* in the tensor's row-major order */
-    uint64_t hi;
-    uint64_t local; /* elements from the extent's offset to `lo` */
-    uint32_t list;  /* 0 is the wanted list, s + 1 is source s */
-    uint32_t extent;
+struct live { /* a held extent with rows that the walk has not passed */
+    struct bl_extent_rows rows;
+    struct bl_extent_row row; /* the one it stands at */
+    uint32_t list, extent;
+    uint64_t offset; /* of the extent, in its holder's buffer */
+    size_t span;     /* its newest in this walk, or NO_SPAN */
 };
 
-struct plan_intervals {
-    struct plan_interval *at;
-    size_t count;
-    size_t capacity;
+struct heap {
+    uint32_t *at; /* owned; places in `live` */
+    size_t count, room;
 };
 
-struct plan_name {
-    const char *name;
-    uint32_t list;
-    uint32_t tensor;
+struct sweep {
+    const struct bl_holdings *held;
+    const struct bl_extent_list *wanted;
+    struct bl_spans *spans;
+    struct live *live; /* owned */
+    size_t live_room;
+    uint32_t live_count, *unused; /* owned: places of `live` that are free again */
+    size_t unused_count, unused_room;
+    struct heap pending; /* by where their row begins, which is ahead of the walk */
+    struct heap active;  /* nearest first; rows may be over or, when they surface, ahead */
+    /* The wanted extent that is walked. */
+    const struct holding_group *group;
+    const struct bl_tensor *tensor;
+    const struct bl_extent *extent;
+    uint32_t index, elem_bytes;
+    size_t next; /* ref that was not taken in yet */
 };
 
-struct plan_ref { /* an extent of a wanted tensor */
-    uint32_t group;
-    uint32_t list;
-    uint32_t extent;
-};
-
-struct plan_work {
-    const struct bl_extent_list **lists; /* [0] wanted, [s + 1] source s */
-    uint32_t list_count;
-    uint32_t **groups;     /* by list and tensor: the wanted tensor it is, or PLAN_UNWANTED */
-    struct plan_ref *refs; /* sorted by (group, list, extent) */
-    size_t ref_count;
-    struct plan_intervals wanted;
-    struct plan_intervals held;
-    struct plan_intervals segments;
-    size_t *heap; /* indices in `held`, nearest holder on top */
-    size_t heap_count;
-    size_t heap_capacity;
-    struct bl_plan plan;
-    size_t run_capacity;
-    uint32_t missing_tensor; /* lowest index in the wanted table, or UINT32_MAX */
-};
-
-static int plan_reserve(void **array, size_t *capacity, size_t count, size_t elem_bytes)
+static int array_reserve(void **array, size_t *room, size_t count, size_t elem_bytes)
 {
-    if (count <= *capacity) {
+    if (count <= *room) {
         return 0;
     }
-    size_t grown = *capacity > 0 ? *capacity : 64;
+    size_t grown = *room > 0 ? *room : 16;
     while (grown < count) {
         grown *= 2;
     }
@@ -76,68 +67,389 @@ static int plan_reserve(void **array, size_t *capacity, size_t count, size_t ele
         return -ENOMEM;
     }
     *array = fresh;
-    *capacity = grown;
+    *room = grown;
     return 0;
 }
 
-static int intervals_push(struct plan_intervals *list, const struct plan_interval *interval)
+/* ---- heaps of live extents ---- */
+
+static bool live_nearer(const struct live *a, const struct live *b)
 {
-    if (list->count >= PLAN_ROWS_MAX) {
-        return BL_ELIMIT;
+    return a->list != b->list ? a->list < b->list : a->extent < b->extent;
+}
+
+static bool heap_before(const struct sweep *s, const struct heap *heap, uint32_t a, uint32_t b)
+{
+    const struct live *x = &s->live[a];
+    const struct live *y = &s->live[b];
+    if (heap == &s->pending && x->row.logical != y->row.logical) {
+        return x->row.logical < y->row.logical;
     }
-    void *array = list->at;
-    int rc = plan_reserve(&array, &list->capacity, list->count + 1, sizeof(*list->at));
-    list->at = array;
-    if (rc == 0) {
-        list->at[list->count++] = *interval;
+    return live_nearer(x, y);
+}
+
+static int heap_push(struct sweep *s, struct heap *heap, uint32_t place)
+{
+    void *array = heap->at;
+    int rc = array_reserve(&array, &heap->room, heap->count + 1, sizeof(*heap->at));
+    heap->at = array;
+    if (rc < 0) {
+        return rc;
+    }
+    size_t i = heap->count++;
+    for (; i > 0 && heap_before(s, heap, place, heap->at[(i - 1) / 2]); i = (i - 1) / 2) {
+        heap->at[i] = heap->at[(i - 1) / 2];
+    }
+    heap->at[i] = place;
+    return 0;
+}
+
+static uint32_t heap_pop(struct sweep *s, struct heap *heap)
+{
+    uint32_t top = heap->at[0];
+    uint32_t last = heap->at[--heap->count];
+    size_t i = 0;
+    for (;;) {
+        size_t child = 2 * i + 1;
+        if (child + 1 < heap->count && heap_before(s, heap, heap->at[child + 1], heap->at[child])) {
+            child++;
+        }
+        if (child >= heap->count || !heap_before(s, heap, heap->at[child], last)) {
+            break;
+        }
+        heap->at[i] = heap->at[child];
+        i = child;
+    }
+    heap->at[i] = last;
+    return top;
+}
+
+/* ---- taking held extents in ---- */
+
+static int live_place(struct sweep *s, uint32_t *ret)
+{
+    if (s->unused_count > 0) {
+        *ret = s->unused[--s->unused_count];
+        return 0;
+    }
+    void *array = s->live;
+    int rc = array_reserve(&array, &s->live_room, s->live_count + (size_t)1, sizeof(*s->live));
+    s->live = array;
+    if (rc < 0) {
+        return rc;
+    }
+    array = s->unused;
+    rc = array_reserve(&array, &s->unused_room, s->live_room, sizeof(*s->unused));
+    s->unused = array;
+    *ret = rc < 0 ? 0 : s->live_count++;
+    return rc;
+}
+
+/* Moves to the row at or behind `at`; puts the extent where it belongs, or drops it at its end. */
+static int live_move(struct sweep *s, uint32_t place, uint64_t at)
+{
+    struct live *live = &s->live[place];
+    bl_extent_rows_seek(&live->rows, at);
+    do {
+        if (!bl_extent_rows_next(&live->rows, &live->row)) {
+            s->unused[s->unused_count++] = place;
+            return 0;
+        }
+    } while (live->row.logical + live->row.count <= at);
+    return heap_push(s, live->row.logical <= at ? &s->active : &s->pending, place);
+}
+
+static int live_add(struct sweep *s, const struct holding_ref *ref, uint64_t at)
+{
+    const struct bl_extent *extent = &s->held->lists[ref->list]->extents[ref->extent];
+    uint32_t place = 0;
+    for (uint32_t d = 0; d < s->tensor->dims; d++) {
+        if (extent->lo[d] >= s->extent->hi[d] || extent->hi[d] <= s->extent->lo[d]) {
+            return 0;
+        }
+    }
+    int rc = live_place(s, &place);
+    if (rc < 0) {
+        return rc;
+    }
+    struct live *live = &s->live[place];
+    live->list = ref->list;
+    live->extent = ref->extent;
+    live->offset = extent->offset;
+    live->span = NO_SPAN;
+    bl_extent_rows_init(&live->rows, extent, s->tensor, s->extent->lo, s->extent->hi);
+    return live_move(s, place, at);
+}
+
+/* Takes in what begins before `end` (at least at `at`, where the walk stands). */
+static int sweep_admit(struct sweep *s, uint64_t at, uint64_t end)
+{
+    const struct holding_ref *refs = s->held->refs;
+    int rc = 0;
+    for (; rc == 0 && s->next < s->group->to && refs[s->next].first < end; s->next++) {
+        if (refs[s->next].last > at) {
+            rc = live_add(s, &refs[s->next], at);
+        }
     }
     return rc;
 }
 
-static int name_order(const void *a, const void *b)
+/* The nearest that holds element `at`, in *ret; none: s->active is empty then. */
+static int sweep_nearest(struct sweep *s, uint64_t at, struct live **ret)
 {
-    const struct plan_name *x = a;
-    const struct plan_name *y = b;
-    int by_name = strcmp(x->name, y->name);
-    if (by_name != 0) {
-        return by_name;
+    int rc = 0;
+    *ret = NULL;
+    while (rc == 0 && s->pending.count > 0 && s->live[s->pending.at[0]].row.logical <= at) {
+        rc = heap_push(s, &s->active, heap_pop(s, &s->pending));
     }
-    if (x->list != y->list) {
-        return x->list < y->list ? -1 : 1;
+    while (rc == 0 && s->active.count > 0) {
+        struct live *top = &s->live[s->active.at[0]];
+        if (top->row.logical <= at && top->row.logical + top->row.count > at) {
+            *ret = top;
+            return 0;
+        }
+        uint32_t place = heap_pop(s, &s->active);
+        rc = top->row.logical > at ? heap_push(s, &s->pending, place) : live_move(s, place, at);
     }
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+    return rc;
 }
 
-static int ref_order(const void *a, const void *b)
+/* How far the nearest holder stays the nearest: up to *io_end at most. */
+static int sweep_limit(struct sweep *s, const struct live *top, uint64_t *io_end)
 {
-    const struct plan_ref *x = a;
-    const struct plan_ref *y = b;
-    if (x->group != y->group) {
-        return x->group < y->group ? -1 : 1;
+    int rc = 0;
+    while (rc == 0 && s->pending.count > 0) {
+        const struct live *first = &s->live[s->pending.at[0]];
+        if (first->row.logical >= *io_end) {
+            break;
+        }
+        if (live_nearer(first, top)) {
+            *io_end = first->row.logical;
+            break;
+        }
+        /* It may be nearer than those after `top`: found out when it surfaces. */
+        rc = heap_push(s, &s->active, heap_pop(s, &s->pending));
     }
-    if (x->list != y->list) {
-        return x->list < y->list ? -1 : 1;
-    }
-    return x->extent < y->extent ? -1 : x->extent > y->extent;
+    return rc;
 }
 
-static int interval_order(const void *a, const void *b)
+/* ---- what comes out ---- */
+
+/* Adds `bytes` from `live` to its newest span when they go on there, at once or a stride on. */
+static bool span_extend(struct bl_span *span, uint64_t dst, uint64_t src, uint64_t bytes)
 {
-    const struct plan_interval *x = a;
-    const struct plan_interval *y = b;
-    if (x->lo != y->lo) {
-        return x->lo < y->lo ? -1 : 1;
+    uint64_t last = span->rows - 1;
+    if (span->rows == 1 && span->dst_offset + span->bytes == dst &&
+        span->src_offset + span->bytes == src) {
+        span->bytes += bytes;
+        return true;
     }
-    if (x->list != y->list) {
-        return x->list < y->list ? -1 : 1;
+    if (span->bytes != bytes || span->rows == UINT32_MAX) {
+        return false;
     }
-    return x->extent < y->extent ? -1 : x->extent > y->extent;
+    if (span->rows == 1) {
+        span->dst_stride = dst - span->dst_offset;
+        span->src_stride = src - span->src_offset;
+    } else if (dst - (span->dst_offset + last * span->dst_stride) != span->dst_stride ||
+               src - (span->src_offset + last * span->src_stride) != span->src_stride) {
+        return false;
+    }
+    span->rows++;
+    return true;
 }
 
-static int run_order(const void *a, const void *b)
+static int span_push(struct sweep *s, struct live *live, uint64_t dst, uint64_t src, uint64_t bytes)
 {
-    const struct bl_run *x = a;
-    const struct bl_run *y = b;
+    struct bl_spans *spans = s->spans;
+    if (live->span != NO_SPAN && span_extend(&spans->at[live->span], dst, src, bytes)) {
+        return 0;
+    }
+    void *array = spans->at;
+    int rc = array_reserve(&array, &spans->room, spans->count + 1, sizeof(*spans->at));
+    spans->at = array;
+    if (rc < 0) {
+        return rc;
+    }
+    live->span = spans->count;
+    spans->at[spans->count++] = (struct bl_span){
+        .dst_extent = s->index,
+        .src = live->list,
+        .src_extent = live->extent,
+        .rows = 1,
+        .dst_offset = dst,
+        .src_offset = src,
+        .bytes = bytes,
+    };
+    return 0;
+}
+
+/* Notes elements [lo, hi), counted from the wanted extent's own first, as missing. */
+static int missing_push(struct sweep *s, uint64_t lo, uint64_t hi)
+{
+    struct bl_spans *spans = s->spans;
+    uint64_t flat_lo = s->extent->flat_lo + lo;
+    uint64_t flat_hi = s->extent->flat_lo + hi;
+    if (spans->missing_elems == 0 || s->extent->tensor < spans->missing_tensor) {
+        spans->missing_tensor = s->extent->tensor;
+    }
+    spans->missing_elems += hi - lo;
+    if (!spans->keep_missing) {
+        return 0;
+    }
+    struct bl_extent *newest =
+        spans->missing_count > 0 ? &spans->missing[spans->missing_count - 1] : NULL;
+    uint64_t offset = s->extent->offset + lo * s->elem_bytes;
+    if (newest != NULL && lo > 0 && newest->flat_hi == flat_lo &&
+        newest->tensor == s->extent->tensor &&
+        newest->offset + (newest->flat_hi - newest->flat_lo) * s->elem_bytes == offset) {
+        newest->flat_hi = flat_hi;
+        return 0;
+    }
+    void *array = spans->missing;
+    int rc = array_reserve(&array, &spans->missing_room, spans->missing_count + 1,
+                           sizeof(*spans->missing));
+    spans->missing = array;
+    if (rc < 0) {
+        return rc;
+    }
+    newest = &spans->missing[spans->missing_count++];
+    *newest = *s->extent;
+    newest->flat_lo = flat_lo;
+    newest->flat_hi = flat_hi;
+    newest->offset = offset;
+    return 0;
+}
+
+/* ---- the walk ---- */
+
+/* The piece of the wanted row that begins at `at` and ends where the holder changes: *ret_end. */
+static int sweep_piece(struct sweep *s, const struct bl_extent_row *row, uint64_t at,
+                       uint64_t *ret_end)
+{
+    uint64_t local = row->local + (at - row->logical);
+    uint64_t end = row->logical + row->count;
+    struct live *top = NULL;
+    int rc = sweep_admit(s, at, at + 1);
+    rc = rc < 0 ? rc : sweep_nearest(s, at, &top);
+    if (rc < 0) {
+        return rc;
+    }
+    if (top == NULL) {
+        if (s->next < s->group->to && s->held->refs[s->next].first < end) {
+            end = s->held->refs[s->next].first;
+        }
+        if (s->pending.count > 0 && s->live[s->pending.at[0]].row.logical < end) {
+            end = s->live[s->pending.at[0]].row.logical;
+        }
+        *ret_end = end;
+        return missing_push(s, local, local + (end - at));
+    }
+    uint32_t place = s->active.at[0];
+    end = top->row.logical + top->row.count < end ? top->row.logical + top->row.count : end;
+    rc = sweep_admit(s, at, end);
+    rc = rc < 0 ? rc : sweep_limit(s, &s->live[place], &end);
+    if (rc < 0) {
+        return rc;
+    }
+    top = &s->live[place]; /* taking others in may have moved it */
+    *ret_end = end;
+    return span_push(s, top, s->extent->offset + local * s->elem_bytes,
+                     top->offset + (top->row.local + (at - top->row.logical)) * s->elem_bytes,
+                     (end - at) * s->elem_bytes);
+}
+
+/* First ref of the group that reaches behind `first`. */
+static size_t group_find(const struct sweep *s, uint64_t first)
+{
+    size_t lo = s->group->from;
+    size_t hi = s->group->to;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (s->held->refs[mid].reach <= first) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+static int sweep_extent(struct sweep *s)
+{
+    static const struct holding_group nothing = {.from = 0, .to = 0};
+    struct bl_extent_rows rows;
+    struct bl_extent_row row;
+    uint64_t first, last;
+    int rc = 0;
+    if (bl_extent_elems(s->extent) == 0) {
+        return 0;
+    }
+    s->group = s->group == NULL ? &nothing : s->group;
+    holding_range(s->extent, s->tensor, &first, &last);
+    s->next = group_find(s, first);
+    s->pending.count = s->active.count = s->unused_count = 0;
+    s->live_count = 0;
+    bl_extent_rows_init(&rows, s->extent, s->tensor, NULL, NULL);
+    while (rc == 0 && bl_extent_rows_next(&rows, &row)) {
+        for (uint64_t at = row.logical; rc == 0 && at < row.logical + row.count;) {
+            rc = sweep_piece(s, &row, at, &at);
+        }
+    }
+    return rc;
+}
+
+static void sweep_close(struct sweep *s)
+{
+    free(s->live);
+    free(s->unused);
+    free(s->pending.at);
+    free(s->active.at);
+}
+
+int bl_holdings_plan(const struct bl_holdings *holdings, const struct bl_extent_list *wanted,
+                     uint32_t lo, uint32_t hi, struct bl_spans *spans, struct bl_errmsg *msg)
+{
+    struct sweep s = {.held = holdings, .wanted = wanted, .spans = spans};
+    uint32_t tensor = UINT32_MAX;
+    int rc = 0;
+    for (uint32_t e = lo; rc == 0 && e < hi; e++) {
+        s.index = e;
+        s.extent = &wanted->extents[e];
+        if (s.extent->tensor >= wanted->tensor_count) {
+            rc = bl_err(msg, BL_EFORMAT, "extent %u names tensor %u of %u", e, s.extent->tensor,
+                        wanted->tensor_count);
+            break;
+        }
+        s.tensor = &wanted->tensors[s.extent->tensor];
+        rc = bl_extent_check(s.extent, s.tensor, msg);
+        if (rc < 0) {
+            rc = bl_err_in(msg, rc, "extent %u", e);
+            break;
+        }
+        s.elem_bytes = bl_dtype_bytes(s.tensor->dtype);
+        if (s.extent->tensor != tensor || s.group == NULL) {
+            tensor = s.extent->tensor;
+            s.group = holding_find(holdings, s.tensor->name);
+        }
+        if (s.group != NULL && s.group->tensor != NULL &&
+            (s.group->differs || !holding_same_tensor(s.group->tensor, s.tensor))) {
+            rc = bl_err(msg, BL_EFORMAT, "%s: shape or dtype differs between the two sides",
+                        s.tensor->name);
+            break;
+        }
+        rc = sweep_extent(&s);
+        if (rc < 0) {
+            rc = bl_err_code(msg, rc, "%s: planning", s.tensor->name);
+        }
+    }
+    sweep_close(&s);
+    return rc;
+}
+
+static int span_order(const void *a, const void *b)
+{
+    const struct bl_span *x = a;
+    const struct bl_span *y = b;
     if (x->src != y->src) {
         return x->src < y->src ? -1 : 1;
     }
@@ -147,435 +459,22 @@ static int run_order(const void *a, const void *b)
     return x->dst_offset < y->dst_offset ? -1 : x->dst_offset > y->dst_offset;
 }
 
-static int plan_same_tensor(const struct bl_tensor *a, const struct bl_tensor *b)
+void bl_spans_sort(struct bl_spans *spans)
 {
-    return a->dtype == b->dtype && a->dims == b->dims &&
-           memcmp(a->shape, b->shape, a->dims * sizeof(a->shape[0])) == 0;
-}
-
-static int plan_check_lists(const struct plan_work *work, struct bl_errmsg *msg)
-{
-    for (uint32_t l = 0; l < work->list_count; l++) {
-        const struct bl_extent_list *list = work->lists[l];
-        for (uint32_t t = 0; t < list->tensor_count; t++) {
-            if (memchr(list->tensors[t].name, '\0', BL_TENSOR_NAME_MAX) == NULL ||
-                list->tensors[t].dims > BL_TENSOR_DIMS_MAX) {
-                return bl_err(msg, BL_EFORMAT, "tensor %u: bad name or dimensions", t);
-            }
-        }
-        for (uint32_t e = 0; e < list->extent_count; e++) {
-            uint32_t tensor = list->extents[e].tensor;
-            if (tensor >= list->tensor_count) {
-                return bl_err(msg, BL_EFORMAT, "extent %u names tensor %u of %u", e, tensor,
-                              list->tensor_count);
-            }
-            int rc = bl_extent_check(&list->extents[e], &list->tensors[tensor], msg);
-            if (rc < 0) {
-                return bl_err_in(msg, rc, "extent %u", e);
-            }
-        }
+    bool sorted = true;
+    for (size_t i = 1; sorted && i < spans->count; i++) {
+        sorted = span_order(&spans->at[i - 1], &spans->at[i]) <= 0;
     }
-    return 0;
-}
-
-/* Gives every tensor of every list the index of the wanted tensor of its name. */
-static int plan_match_names(struct plan_work *work, struct bl_errmsg *msg)
-{
-    size_t count = 0;
-    for (uint32_t l = 0; l < work->list_count; l++) {
-        count += work->lists[l]->tensor_count;
-        work->groups[l] = calloc(work->lists[l]->tensor_count + (size_t)1, sizeof(uint32_t));
-        if (work->groups[l] == NULL) {
-            return -ENOMEM;
-        }
-    }
-    struct plan_name *names = calloc(count + 1, sizeof(*names));
-    if (names == NULL) {
-        return -ENOMEM;
-    }
-    size_t n = 0;
-    for (uint32_t l = 0; l < work->list_count; l++) {
-        for (uint32_t t = 0; t < work->lists[l]->tensor_count; t++) {
-            names[n++] = (struct plan_name){work->lists[l]->tensors[t].name, l, t};
-        }
-    }
-    qsort(names, count, sizeof(*names), name_order);
-    int rc = 0;
-    const struct plan_name *head = NULL; /* the first of this name */
-    for (size_t i = 0; i < count && rc == 0; i++) {
-        if (head == NULL || strcmp(head->name, names[i].name) != 0) {
-            head = &names[i];
-        }
-        uint32_t group = head->list == 0 ? head->tensor : PLAN_UNWANTED;
-        work->groups[names[i].list][names[i].tensor] = group;
-        if (group != PLAN_UNWANTED &&
-            !plan_same_tensor(&work->lists[0]->tensors[group],
-                              &work->lists[names[i].list]->tensors[names[i].tensor])) {
-            rc = bl_err(msg, BL_EFORMAT, "%s: shape or dtype differs between the two sides",
-                        names[i].name);
-        }
-    }
-    free(names);
-    return rc;
-}
-
-static int plan_collect_refs(struct plan_work *work)
-{
-    size_t count = 0;
-    for (uint32_t l = 0; l < work->list_count; l++) {
-        count += work->lists[l]->extent_count;
-    }
-    work->refs = calloc(count + 1, sizeof(*work->refs));
-    if (work->refs == NULL) {
-        return -ENOMEM;
-    }
-    for (uint32_t l = 0; l < work->list_count; l++) {
-        for (uint32_t e = 0; e < work->lists[l]->extent_count; e++) {
-            uint32_t group = work->groups[l][work->lists[l]->extents[e].tensor];
-            if (group != PLAN_UNWANTED) {
-                work->refs[work->ref_count++] = (struct plan_ref){group, l, e};
-            }
-        }
-    }
-    qsort(work->refs, work->ref_count, sizeof(*work->refs), ref_order);
-    return 0;
-}
-
-static int plan_collect_rows(struct plan_intervals *into, struct bl_extent_rows *rows,
-                             const struct plan_ref *ref)
-{
-    struct bl_extent_row row;
-    int rc = 0;
-    while (rc == 0 && bl_extent_rows_next(rows, &row)) {
-        struct plan_interval interval = {
-            row.logical, row.logical + row.count, row.local, ref->list, ref->extent,
-        };
-        rc = intervals_push(into, &interval);
-    }
-    return rc;
-}
-
-/* Fills `wanted` and `held` with the rows of refs [first, end), which are one tensor's. */
-static int plan_collect_tensor(struct plan_work *work, size_t first, size_t end)
-{
-    uint64_t lo[BL_TENSOR_DIMS_MAX];
-    uint64_t hi[BL_TENSOR_DIMS_MAX] = {0};
-    memset(lo, 0xff, sizeof(lo));
-    work->wanted.count = 0;
-    work->held.count = 0;
-    const struct bl_tensor *tensor = &work->lists[0]->tensors[work->refs[first].group];
-    for (size_t i = first; i < end; i++) {
-        const struct plan_ref *ref = &work->refs[i];
-        const struct bl_extent *extent = &work->lists[ref->list]->extents[ref->extent];
-        struct bl_extent_rows rows;
-        bl_extent_rows_init(&rows, extent, tensor, ref->list > 0 ? lo : NULL, hi);
-        if (ref->list == 0 && rows.left > 0) {
-            for (uint32_t d = 0; d < rows.dims; d++) {
-                lo[d] = rows.lo[d] < lo[d] ? rows.lo[d] : lo[d];
-                hi[d] = rows.hi[d] > hi[d] ? rows.hi[d] : hi[d];
-            }
-        }
-        int rc = plan_collect_rows(ref->list > 0 ? &work->held : &work->wanted, &rows, ref);
-        if (rc < 0) {
-            return rc;
-        }
-    }
-    if (work->held.count > 1) {
-        qsort(work->held.at, work->held.count, sizeof(*work->held.at), interval_order);
-    }
-    return 0;
-}
-
-/* Is held interval `a` nearer than `b`? */
-static int held_is_nearer(const struct plan_work *work, size_t a, size_t b)
-{
-    const struct plan_interval *x = &work->held.at[a];
-    const struct plan_interval *y = &work->held.at[b];
-    if (x->list != y->list) {
-        return x->list < y->list;
-    }
-    return x->extent != y->extent ? x->extent < y->extent : a < b;
-}
-
-static void heap_swap(struct plan_work *work, size_t i, size_t j)
-{
-    size_t keep = work->heap[i];
-    work->heap[i] = work->heap[j];
-    work->heap[j] = keep;
-}
-
-static int heap_push(struct plan_work *work, size_t index)
-{
-    void *array = work->heap;
-    int rc = plan_reserve(&array, &work->heap_capacity, work->heap_count + 1, sizeof(*work->heap));
-    work->heap = array;
-    if (rc < 0) {
-        return rc;
-    }
-    size_t i = work->heap_count++;
-    work->heap[i] = index;
-    while (i > 0 && held_is_nearer(work, work->heap[i], work->heap[(i - 1) / 2])) {
-        heap_swap(work, i, (i - 1) / 2);
-        i = (i - 1) / 2;
-    }
-    return 0;
-}
-
-static void heap_pop(struct plan_work *work)
-{
-    work->heap[0] = work->heap[--work->heap_count];
-    for (size_t i = 0;;) {
-        size_t best = i;
-        for (size_t child = 2 * i + 1; child <= 2 * i + 2; child++) {
-            if (child < work->heap_count &&
-                held_is_nearer(work, work->heap[child], work->heap[best])) {
-                best = child;
-            }
-        }
-        if (best == i) {
-            return;
-        }
-        heap_swap(work, i, best);
-        i = best;
+    if (!sorted) {
+        qsort(spans->at, spans->count, sizeof(*spans->at), span_order);
     }
 }
 
-/* Adds [lo, hi) of the held interval to the segments; joins it to the last where it goes on. */
-static int segment_push(struct plan_work *work, const struct plan_interval *held, uint64_t lo,
-                        uint64_t hi)
+void bl_spans_close(struct bl_spans *spans)
 {
-    struct plan_interval segment = *held;
-    segment.lo = lo;
-    segment.hi = hi;
-    segment.local += lo - held->lo;
-    if (work->segments.count > 0) {
-        struct plan_interval *last = &work->segments.at[work->segments.count - 1];
-        if (last->hi == lo && last->list == held->list && last->extent == held->extent &&
-            last->local + (last->hi - last->lo) == segment.local) {
-            last->hi = hi;
-            return 0;
-        }
-    }
-    return intervals_push(&work->segments, &segment);
-}
-
-/* The sweep: `held`, which overlap, become `segments`, which do not. */
-static int plan_resolve(struct plan_work *work)
-{
-    const struct plan_interval *held = work->held.at;
-    size_t next = 0;
-    uint64_t at = 0;
-    work->segments.count = 0;
-    work->heap_count = 0;
-    while (next < work->held.count || work->heap_count > 0) {
-        if (work->heap_count == 0) {
-            at = held[next].lo;
-        }
-        for (; next < work->held.count && held[next].lo <= at; next++) {
-            int rc = heap_push(work, next);
-            if (rc < 0) {
-                return rc;
-            }
-        }
-        while (work->heap_count > 0 && held[work->heap[0]].hi <= at) {
-            heap_pop(work);
-        }
-        if (work->heap_count == 0) {
-            continue;
-        }
-        const struct plan_interval *top = &held[work->heap[0]];
-        uint64_t end = top->hi;
-        if (next < work->held.count && held[next].lo < end) {
-            end = held[next].lo;
-        }
-        int rc = segment_push(work, top, at, end);
-        if (rc < 0) {
-            return rc;
-        }
-        at = end;
-    }
-    return 0;
-}
-
-static int plan_push_run(struct plan_work *work, const struct plan_interval *wanted,
-                         const struct plan_interval *segment, uint64_t lo, uint64_t hi)
-{
-    void *array = work->plan.runs;
-    int rc = plan_reserve(&array, &work->run_capacity, work->plan.run_count + 1,
-                          sizeof(*work->plan.runs));
-    work->plan.runs = array;
-    if (rc < 0) {
-        return rc;
-    }
-    const struct bl_extent *dst = &work->lists[0]->extents[wanted->extent];
-    const struct bl_extent *src = &work->lists[segment->list]->extents[segment->extent];
-    uint64_t elem_bytes = bl_dtype_bytes(work->lists[0]->tensors[dst->tensor].dtype);
-    work->plan.runs[work->plan.run_count++] = (struct bl_run){
-        .dst_extent = wanted->extent,
-        .src = segment->list - 1,
-        .src_extent = segment->extent,
-        .dst_offset = dst->offset + (wanted->local + (lo - wanted->lo)) * elem_bytes,
-        .src_offset = src->offset + (segment->local + (lo - segment->lo)) * elem_bytes,
-        .bytes = (hi - lo) * elem_bytes,
-    };
-    return 0;
-}
-
-static void plan_note_missing(struct plan_work *work, uint32_t tensor, uint64_t elems)
-{
-    work->plan.missing_elems += elems;
-    if (tensor < work->missing_tensor) {
-        work->missing_tensor = tensor;
-    }
-}
-
-/* First segment that ends behind `at`. */
-static size_t plan_find_segment(const struct plan_work *work, uint64_t at)
-{
-    size_t lo = 0;
-    size_t hi = work->segments.count;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (work->segments.at[mid].hi <= at) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
-    }
-    return lo;
-}
-
-/* Walks the segments that one wanted row meets. */
-static int plan_fill_row(struct plan_work *work, const struct plan_interval *wanted,
-                         uint32_t tensor)
-{
-    uint64_t at = wanted->lo;
-    for (size_t s = plan_find_segment(work, at);
-         s < work->segments.count && work->segments.at[s].lo < wanted->hi; s++) {
-        const struct plan_interval *segment = &work->segments.at[s];
-        uint64_t lo = segment->lo > at ? segment->lo : at;
-        uint64_t hi = segment->hi < wanted->hi ? segment->hi : wanted->hi;
-        if (lo > at) {
-            plan_note_missing(work, tensor, lo - at);
-        }
-        int rc = plan_push_run(work, wanted, segment, lo, hi);
-        if (rc < 0) {
-            return rc;
-        }
-        at = hi;
-    }
-    if (at < wanted->hi) {
-        plan_note_missing(work, tensor, wanted->hi - at);
-    }
-    return 0;
-}
-
-static int plan_all_tensors(struct plan_work *work, struct bl_errmsg *msg)
-{
-    for (size_t first = 0, end; first < work->ref_count; first = end) {
-        uint32_t tensor = work->refs[first].group;
-        for (end = first + 1; end < work->ref_count && work->refs[end].group == tensor; end++) {
-        }
-        if (work->refs[first].list != 0) {
-            continue; /* in the wanted table, but no extent of it is wanted */
-        }
-        int rc = plan_collect_tensor(work, first, end);
-        if (rc == 0) {
-            rc = plan_resolve(work);
-        }
-        for (size_t i = 0; i < work->wanted.count && rc == 0; i++) {
-            rc = plan_fill_row(work, &work->wanted.at[i], tensor);
-        }
-        if (rc < 0) {
-            return bl_err_code(msg, rc, "%s: planning", work->lists[0]->tensors[tensor].name);
-        }
-    }
-    return 0;
-}
-
-static void plan_merge_runs(struct bl_plan *plan)
-{
-    size_t out = 0;
-    if (plan->run_count == 0) {
-        return;
-    }
-    qsort(plan->runs, plan->run_count, sizeof(*plan->runs), run_order);
-    for (size_t i = 1; i < plan->run_count; i++) {
-        struct bl_run *last = &plan->runs[out];
-        const struct bl_run *run = &plan->runs[i];
-        if (last->src == run->src && last->src_extent == run->src_extent &&
-            last->dst_extent == run->dst_extent &&
-            last->src_offset + last->bytes == run->src_offset &&
-            last->dst_offset + last->bytes == run->dst_offset) {
-            last->bytes += run->bytes;
-        } else {
-            plan->runs[++out] = *run;
-        }
-    }
-    plan->run_count = out + 1;
-}
-
-static void plan_work_close(struct plan_work *work)
-{
-    for (uint32_t l = 0; work->groups != NULL && l < work->list_count; l++) {
-        free(work->groups[l]);
-    }
-    free(work->groups);
-    free(work->lists);
-    free(work->refs);
-    free(work->wanted.at);
-    free(work->held.at);
-    free(work->segments.at);
-    free(work->heap);
-    bl_plan_close(&work->plan);
-}
-
-int bl_plan_make(struct bl_plan *ret, const struct bl_extent_list *wanted,
-                 const struct bl_extent_list *const *sources, uint32_t source_count,
-                 struct bl_errmsg *msg)
-{
-    struct plan_work work = {.list_count = source_count + 1, .missing_tensor = UINT32_MAX};
-    int rc = -ENOMEM;
-    work.lists = calloc(work.list_count, sizeof(struct bl_extent_list *));
-    work.groups = calloc(work.list_count, sizeof(*work.groups));
-    if (work.lists == NULL || work.groups == NULL) {
-        goto out;
-    }
-    work.lists[0] = wanted;
-    for (uint32_t s = 0; s < source_count; s++) {
-        work.lists[s + 1] = sources[s];
-    }
-    rc = plan_check_lists(&work, msg);
-    if (rc == 0) {
-        rc = plan_match_names(&work, msg);
-    }
-    if (rc == 0) {
-        rc = plan_collect_refs(&work);
-    }
-    if (rc == 0) {
-        rc = plan_all_tensors(&work, msg);
-    }
-    if (rc == 0) {
-        plan_merge_runs(&work.plan);
-        if (work.missing_tensor != UINT32_MAX) {
-            memcpy(work.plan.missing_name, wanted->tensors[work.missing_tensor].name,
-                   BL_TENSOR_NAME_MAX);
-        }
-        *ret = work.plan;
-        memset(&work.plan, 0, sizeof(work.plan));
-    }
-out:
-    plan_work_close(&work);
-    if (rc == -ENOMEM) {
-        return bl_err_code(msg, rc, "plan");
-    }
-    return rc;
-}
-
-void bl_plan_close(struct bl_plan *plan)
-{
-    if (plan != NULL) {
-        free(plan->runs);
-        memset(plan, 0, sizeof(*plan));
+    if (spans != NULL) {
+        free(spans->at);
+        free(spans->missing);
+        memset(spans, 0, sizeof(*spans));
     }
 }

@@ -121,3 +121,53 @@ int bl_extent_rows_next(struct bl_extent_rows *rows, struct bl_extent_row *ret)
     }
     return 0;
 }
+
+/* Rows from `at` to the end: `at` written with a digit for each dimension before row_dim. */
+static uint64_t rows_left(const struct bl_extent_rows *rows)
+{
+    uint64_t passed = 0;
+    uint64_t all = 1;
+    for (uint32_t d = 0; d < rows->row_dim; d++) {
+        uint64_t width = rows->hi[d] - rows->lo[d];
+        passed = passed * width + (rows->at[d] - rows->lo[d]);
+        all *= width;
+    }
+    return all - passed;
+}
+
+void bl_extent_rows_seek(struct bl_extent_rows *rows, uint64_t logical)
+{
+    uint64_t now = 0;
+    for (uint32_t d = 0; d < rows->dims; d++) {
+        now += rows->at[d] * rows->logical_stride[d];
+    }
+    if (rows->left == 0 || now >= logical) {
+        return;
+    }
+    uint64_t rest = logical;
+    uint32_t d = 0;
+    for (; d <= rows->row_dim; d++) {
+        uint64_t coord = rest / rows->logical_stride[d];
+        rest -= coord * rows->logical_stride[d];
+        if (coord < rows->lo[d]) {
+            break; /* the first row with the coordinates so far is behind `logical` */
+        }
+        if (coord >= rows->hi[d]) { /* the last one with the coordinates before d is not */
+            while (d > 0 && ++rows->at[d - 1] >= rows->hi[d - 1]) {
+                d--;
+            }
+            if (d == 0) {
+                rows->left = 0;
+                return;
+            }
+            break;
+        }
+        if (d < rows->row_dim) {
+            rows->at[d] = coord;
+        }
+    }
+    for (; d < rows->row_dim; d++) {
+        rows->at[d] = rows->lo[d];
+    }
+    rows->left = rows_left(rows);
+}

@@ -55,4 +55,7 @@ void bl_extent_rows_init(struct bl_extent_rows *rows, const struct bl_extent *ex
 /* Next row, ascending in both orders. Returns 1, or 0 at the end. */
 int bl_extent_rows_next(struct bl_extent_rows *rows, struct bl_extent_row *ret);
 
+/* Passes over the rows that end at or before `logical`. Cost: O(dims). */
+void bl_extent_rows_seek(struct bl_extent_rows *rows, uint64_t logical);
+
 #endif

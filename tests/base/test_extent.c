@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/extent.h"
+#include "base/extent_plan.h"
 
 #define TENSORS      3
 #define SOURCES      4
@@ -188,6 +189,37 @@ static void check_runs(const struct bl_plan *plan, const struct holder *wanted)
     assert_int_equal(bytes / 4 + plan->missing_elems, elems); /* each is read exactly once */
 }
 
+/* What a plan says is missing is what it did not fill, as extents of the wanted tensors. */
+static void check_missing(const struct holder *wanted, const struct bl_extent_list **lists,
+                          uint32_t source_count)
+{
+    struct bl_holdings *holdings = NULL;
+    struct bl_spans spans = {.keep_missing = true};
+    uint64_t missing = 0, spanned = 0, elems = 0;
+    assert_int_equal(bl_holdings_new(&holdings, lists, source_count, NULL), 0);
+    for (uint32_t e = 0; e < wanted->list.extent_count; e++) {
+        assert_int_equal(bl_holdings_plan(holdings, &wanted->list, e, e + 1, &spans, NULL), 0);
+        elems += bl_extent_elems(&wanted->list.extents[e]);
+    }
+    for (size_t i = 0; i < spans.missing_count; i++) {
+        const struct bl_extent *hole = &spans.missing[i];
+        assert_int_equal(bl_extent_check(hole, &wanted->list.tensors[hole->tensor], NULL), 0);
+        missing += bl_extent_elems(hole);
+        for (uint64_t w = 0; w < bl_extent_elems(hole); w++) {
+            assert_int_equal(wanted->words[hole->offset / 4 + w], 0);
+        }
+    }
+    for (size_t i = 0; i < spans.count; i++) {
+        const struct bl_span *span = &spans.at[i];
+        assert_true(span->rows == 1 || (span->src_stride >= span->bytes && span->dst_stride > 0));
+        spanned += span->bytes / 4 * span->rows;
+    }
+    assert_int_equal(missing, spans.missing_elems);
+    assert_int_equal(missing + spanned, elems);
+    bl_spans_close(&spans);
+    bl_holdings_free(holdings);
+}
+
 static void plan_once(void)
 {
     struct bl_tensor tensors[TENSORS];
@@ -216,6 +248,7 @@ static void plan_once(void)
     assert_int_equal(plan.missing_elems, missing);
     assert_int_equal(plan.missing_name[0] != '\0', missing > 0);
     check_runs(&plan, &wanted);
+    check_missing(&wanted, lists, source_count);
     bl_plan_close(&plan);
     holder_close(&wanted);
     for (uint32_t s = 0; s < source_count; s++) {
@@ -274,6 +307,42 @@ static void test_plan_takes_one_run_when_a_large_flat_cut_is_moved(void **state)
     bl_plan_close(&plan);
     bl_extent_list_close(&wanted);
     bl_extent_list_close(&source);
+}
+
+/* Columns wanted from rows: a span for each pair of boxes, however many rows they have. */
+static void test_plan_makes_one_span_of_all_rows_that_two_boxes_share(void **state)
+{
+    (void)state;
+    struct bl_tensor tensor = matrix("w", 4096, 64);
+    struct bl_extent_list wanted = {0}, rows[4] = {{0}};
+    const struct bl_extent_list *lists[4];
+    struct bl_holdings *holdings = NULL;
+    struct bl_spans spans = {0};
+    for (uint32_t s = 0; s < 4; s++) {
+        list_with(&rows[s], &tensor, 0, 1024 * 64);
+        rows[s].extents[0].offset = 128;
+        rows[s].extents[0].lo[0] = 1024 * (uint64_t)s;
+        rows[s].extents[0].hi[0] = 1024 * (uint64_t)s + 1024;
+        lists[s] = &rows[s];
+    }
+    list_with(&wanted, &tensor, 0, 4096 * 16);
+    wanted.extents[0].lo[1] = 16;
+    wanted.extents[0].hi[1] = 32;
+    assert_int_equal(bl_holdings_new(&holdings, lists, 4, NULL), 0);
+    assert_int_equal(bl_holdings_plan(holdings, &wanted, 0, 1, &spans, NULL), 0);
+    assert_int_equal(spans.count, 4);
+    for (uint32_t s = 0; s < 4; s++) {
+        assert_int_equal(spans.at[s].src, s);
+        assert_int_equal(spans.at[s].rows, 1024);
+        assert_int_equal(spans.at[s].bytes, 64);
+        assert_int_equal(spans.at[s].src_offset, 128 + 16 * 4);
+        assert_int_equal(spans.at[s].src_stride, 64 * 4);
+        assert_int_equal(spans.at[s].dst_stride, 64);
+        bl_extent_list_close(&rows[s]);
+    }
+    bl_spans_close(&spans);
+    bl_holdings_free(holdings);
+    bl_extent_list_close(&wanted);
 }
 
 static void test_plan_refuses_a_shape_that_differs(void **state)
@@ -415,6 +484,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_copies_what_the_oracle_says_for_random_boxes_and_cuts),
         cmocka_unit_test(test_plan_takes_one_run_when_a_large_flat_cut_is_moved),
+        cmocka_unit_test(test_plan_makes_one_span_of_all_rows_that_two_boxes_share),
         cmocka_unit_test(test_plan_refuses_a_shape_that_differs),
         cmocka_unit_test(test_plan_names_the_first_missing_tensor_in_wanted_order),
         cmocka_unit_test(test_extent_check_refuses_what_does_not_fit),
