@@ -6,8 +6,7 @@
 
 #include "base/extent_plan.h"
 
-#define PLAN_RUNS_MAX ((size_t)1 << 26) /* 3 GiB of them; more is refused before memory is taken   \
-                                         */
+#define PLAN_RUNS_MAX ((size_t)1 << 26) /* 3 GiB of them; more is refused */
 
 static int run_order(const void *a, const void *b)
 {
