@@ -8,9 +8,15 @@
 #include "base/digest_simd.h"
 #include "base/error.h"
 
+/* Up to here XXH3 is scalar arithmetic anyway. */
+#define BL_XXH3_SHORT 240
+
 uint64_t bl_xxh3(const void *data, size_t bytes)
 {
-    return XXH3_64bits(data, bytes);
+    uint64_t digest;
+
+    return bytes > BL_XXH3_SHORT && bl_xxh3_simd(data, bytes, &digest) ? digest
+                                                                       : XXH3_64bits(data, bytes);
 }
 
 uint64_t bl_mix64(uint64_t x)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside base: the two ways to run the state digest's formula. Both give the same bits. */
+/* Inside base: the two ways to run each digest's formula. Both give the same bits. */
 #ifndef BL_BASE_DIGEST_SIMD_H
 #define BL_BASE_DIGEST_SIMD_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/digest.h"
@@ -20,5 +21,8 @@ void bl_digest_add_scalar(struct bl_state_digest *digest, uint64_t key, const vo
  * and returns how many. */
 uint64_t bl_digest_add_simd(struct bl_state_digest *digest, uint64_t key, const void *bits,
                             uint64_t count, uint32_t elem_bytes);
+
+/* XXH3-64 with AVX2. 0: there is none here, *ret_digest untouched; else 1. */
+int bl_xxh3_simd(const void *data, size_t bytes, uint64_t *ret_digest);
 
 #endif
