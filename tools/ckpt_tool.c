@@ -47,8 +47,10 @@ static const struct ckpt_tool_verb show_verb = {
     }
 
 static const struct ckpt_tool_verb *const verbs[] = {
-    &ckpt_tool_verb_ls,     &show_verb,          &ckpt_tool_verb_verify, NOT_BUILT("diff"),
-    &ckpt_tool_verb_import, NOT_BUILT("export"), NOT_BUILT("reshard"),   NOT_BUILT("prune"),
+    &ckpt_tool_verb_ls,     &show_verb,
+    &ckpt_tool_verb_verify, NOT_BUILT("diff"),
+    &ckpt_tool_verb_import, &ckpt_tool_verb_export,
+    NOT_BUILT("reshard"),   NOT_BUILT("prune"),
     NOT_BUILT("repair"),
 };
 #define VERB_COUNT (sizeof(verbs) / sizeof(verbs[0]))
