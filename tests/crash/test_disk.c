@@ -6,7 +6,7 @@
  * whole, every byte checked; the next saves go on from that. The test of the test: with an io that
  * leaves fsync out, acknowledged checkpoints do get lost.
  *
- *     test_crash_disk [--cuts N] [--seed N] [--fs ext4|xfs]
+ *     test_crash_disk [CODEC] [--cuts N] [--seed N] [--fs ext4|xfs]
  *
  * Needs root, /dev/fuse, loop devices and mkfs, else 77.
  */
@@ -21,15 +21,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/ckpt/sample.h"
 #include "tests/crash/forget_disk.h"
+#include "tests/crash/scene.h"
 
 #define ROOM_EXT4 (48ull << 20)
 #define ROOM_XFS  (320ull << 20) /* mkfs.xfs makes nothing smaller */
 
-static char base[256];
+static char base[256], root[300];
 static struct forget_disk disk;
-static uint32_t cuts = 10;
+static uint32_t cuts = 12;
 static uint64_t seed;
 static const char *type = "ext4";
 
@@ -59,41 +59,13 @@ static void begin(void)
     must(forget_disk_mount(&disk, NULL, why), why);
 }
 
-/* Saves, and whether the commit was acknowledged; then retires and recycles. */
+/* Saves step `step`; was the commit acknowledged? */
 static bool save(struct ckpt_io *io, uint64_t step, uint32_t attempt)
 {
-    struct ckpt_retain_result retained;
-    struct ckpt_store *store = NULL;
-    char root[300];
-    bool acknowledged;
-    int rc;
+    bool acknowledged = false;
 
-    snprintf(root, sizeof(root), "%s/root", disk.target);
-    rc = sample_open(&store, root, io, NULL);
-    rc = rc < 0 ? rc : sample_save(store, SAMPLE_FLAT, 4, step, 1, attempt, NULL);
-    acknowledged = rc == 0;
-    rc = rc < 0 ? rc : ckpt_retain(store, 2, NULL, 0, &retained, NULL);
-    rc = rc < 0 ? rc : ckpt_sweep(store, 1, UINT64_MAX, NULL);
-    ckpt_store_close(store);
+    BL_IGNORE(scene_save(root, io, step, attempt, &acknowledged, NULL), "after a cut all fails");
     return acknowledged;
-}
-
-/* Step `step` is there and every byte of it is right? */
-static bool is_whole(struct ckpt_store *store, const struct ckpt_scan *scan, uint64_t step)
-{
-    const struct ckpt_verify_job job = {.full = true};
-    struct ckpt_verify_result verified;
-
-    for (uint32_t i = 0; i < scan->count; i++) {
-        const struct ckpt_entry *entry = &scan->entries[i];
-
-        if (entry->state == CKPT_GOOD && entry->step == step) {
-            return ckpt_verify(store, entry->dir, &job, &verified, NULL) == 0 &&
-                   verified.findings == 0 &&
-                   sample_load(store, entry->dir, SAMPLE_ROWS, 3, step, NULL) == 0;
-        }
-    }
-    return false;
 }
 
 /* Looks at what is left: false when an acknowledged checkpoint is lost. Step of the newest whole
@@ -102,24 +74,22 @@ static bool survived(struct ckpt_io *io, uint64_t acknowledged, uint64_t *ret_ne
 {
     struct ckpt_store *store;
     struct ckpt_scan scan;
-    char root[300];
     bool good;
 
     *ret_newest = 0;
-    snprintf(root, sizeof(root), "%s/root", disk.target);
     if (sample_open(&store, root, io, NULL) != 0) {
         return false;
     }
     assert_int_equal(ckpt_scan(store, &scan, NULL), 0);
     /* The two newest are never removed. */
-    good = is_whole(store, &scan, acknowledged);
-    good = good && (acknowledged < 2 || is_whole(store, &scan, acknowledged - 1));
+    good = scene_is_whole(store, &scan, acknowledged);
+    good = good && (acknowledged < 2 || scene_is_whole(store, &scan, acknowledged - 1));
     for (uint32_t i = 0; i < scan.count; i++) {
         const struct ckpt_entry *entry = &scan.entries[i];
 
         good = good && entry->state != CKPT_BROKEN && entry->state != CKPT_FOREIGN;
         if (entry->state == CKPT_GOOD && entry->step > *ret_newest) {
-            good = good && is_whole(store, &scan, entry->step);
+            good = good && scene_is_whole(store, &scan, entry->step);
             *ret_newest = entry->step;
         }
     }
@@ -231,6 +201,7 @@ static int setup(void **state)
     sample_dir_make(base, NULL);
     must(forget_disk_open(&disk, base, type, strcmp(type, "xfs") == 0 ? ROOM_XFS : ROOM_EXT4, why),
          why);
+    snprintf(root, sizeof(root), "%s/root", disk.target);
     return 0;
 }
 
@@ -268,7 +239,7 @@ int main(int argc, char **argv)
     char why[FORGET_WHY_MAX] = "";
 
     seed = (uint64_t)time(NULL);
-    for (int i = 1; i + 1 < argc; i += 2) {
+    for (int i = argc % 2 == 0 ? 2 : 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--cuts") == 0) {
             cuts = (uint32_t)strtoul(argv[i + 1], NULL, 10);
         } else if (strcmp(argv[i], "--seed") == 0) {
@@ -278,6 +249,9 @@ int main(int argc, char **argv)
         }
     }
     printf("--seed %llu\n", (unsigned long long)seed);
+    if (!scene_has_codec(argc % 2 == 0 ? 2 : 1, argv)) {
+        return 77;
+    }
     if (can(why) < 0) {
         fprintf(stderr, "skipped: cannot %s\n", why);
         return 77;

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/ckpt/sample.h"
+#include "tests/crash/scene.h"
 
 #define OPERATIONS_MAX 2000
 
@@ -39,24 +39,9 @@ static int teardown(void **state)
     return 0;
 }
 
-static int tidy(struct ckpt_store *store, struct bl_errmsg *msg)
-{
-    struct ckpt_retain_result retained;
-    int rc = ckpt_sweep(store, 1, UINT64_MAX, msg);
-
-    rc = rc < 0 ? rc : ckpt_retain(store, 2, NULL, 0, &retained, msg);
-    return rc < 0 ? rc : ckpt_sweep(store, 1, UINT64_MAX, msg);
-}
-
 static int save(struct ckpt_io *io, uint64_t step, struct bl_errmsg *msg)
 {
-    struct ckpt_store *store = NULL;
-    int rc = sample_open(&store, root, io, msg);
-
-    rc = rc < 0 ? rc : sample_save(store, SAMPLE_FLAT, 4, step, 1, ++attempts, msg);
-    rc = rc < 0 ? rc : tidy(store, msg);
-    ckpt_store_close(store);
-    return rc;
+    return scene_save(root, io, step, ++attempts, NULL, msg);
 }
 
 static void save_well(uint64_t step)
@@ -68,39 +53,18 @@ static void save_well(uint64_t step)
     }
 }
 
-/* The newest is `old` or `new`, verified and loaded byte by byte; which. */
+/* The newest is `old` or `new`, whole; which. */
 static uint64_t check_newest(uint64_t old, uint64_t new, uint64_t at)
 {
-    const struct ckpt_verify_job job = {.full = true};
-    struct ckpt_verify_result verified;
-    const struct ckpt_entry *newest;
-    struct ckpt_store *store;
-    struct ckpt_scan scan;
-    struct bl_errmsg why = {0};
+    char what[64];
     uint64_t step;
 
-    if (sample_open(&store, root, NULL, &why) != 0 || ckpt_scan(store, &scan, &why) != 0) {
-        fail_msg("after operation %llu: %s", (unsigned long long)at, why.text);
+    snprintf(what, sizeof(what), "after operation %llu", (unsigned long long)at);
+    step = scene_newest(root, what);
+    if (step != old && step != new) {
+        fail_msg("%s: neither step %llu nor %llu", what, (unsigned long long)old,
+                 (unsigned long long)new);
     }
-    newest = ckpt_scan_newest(&scan, NULL, 0);
-    if (newest == NULL || (newest->step != old && newest->step != new)) {
-        fail_msg("after operation %llu: neither step %llu nor %llu", (unsigned long long)at,
-                 (unsigned long long)old, (unsigned long long)new);
-    }
-    for (uint32_t i = 0; i < scan.count; i++) { /* nothing under a committed name is broken */
-        if (scan.entries[i].state == CKPT_BROKEN || scan.entries[i].state == CKPT_FOREIGN) {
-            fail_msg("after operation %llu: %s: %s", (unsigned long long)at, scan.entries[i].dir,
-                     scan.entries[i].why);
-        }
-    }
-    step = newest->step;
-    assert_int_equal(ckpt_verify(store, newest->dir, &job, &verified, &why), 0);
-    if (verified.findings != 0) {
-        fail_msg("after operation %llu: %s", (unsigned long long)at, why.text);
-    }
-    sample_load_check(store, newest->dir, SAMPLE_ROWS, 3, step);
-    ckpt_scan_close(&scan);
-    ckpt_store_close(store);
     return step;
 }
 
@@ -265,7 +229,7 @@ static void test_load_with_eio_at_any_read_says_where(void **state)
 
         ckpt_io_fault_init(&fault, CKPT_FAULT_ERROR, at, -EIO);
         fault.reads = true;
-        rc = sample_open(&store, root, &fault.io, &why);
+        rc = sample_open(&store, root, scene_io(&fault.io), &why);
         rc = rc < 0 ? rc : sample_load(store, "step-000000000001.g1", SAMPLE_COLS, 3, 1, &why);
         ckpt_store_close(store);
         if (fault.hit == 0) {
@@ -290,7 +254,7 @@ static void test_load_with_a_short_read_at_any_read_is_whole(void **state)
 
         ckpt_io_fault_init(&fault, CKPT_FAULT_SHORT, at, 0);
         fault.reads = true;
-        assert_int_equal(sample_open(&store, root, &fault.io, NULL), 0);
+        assert_int_equal(sample_open(&store, root, scene_io(&fault.io), NULL), 0);
         sample_load_check(store, "step-000000000001.g1", SAMPLE_COLS, 3, 1);
         ckpt_store_close(store);
         if (fault.hit == 0) {
@@ -300,7 +264,7 @@ static void test_load_with_a_short_read_at_any_read_is_whole(void **state)
     assert_true(at > 6 && at < OPERATIONS_MAX);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -316,5 +280,8 @@ int main(void)
         TEST(test_load_with_a_short_read_at_any_read_is_whole),
     };
 
+    if (!scene_has_codec(argc, argv)) {
+        return 77;
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
