@@ -63,6 +63,7 @@ struct bl_job_deadlines { /* milliseconds, before BELAY_TIME_SCALE */
 struct bl_job {
     char name[BL_JOB_NAME_MAX];
     char run_dir[BL_PATH_MAX]; /* logs, metrics; absolute */
+    uint32_t tensorboard;      /* write event files to run_dir/tensorboard */
     uint32_t ranks, lanes;
     uint32_t nodes_min; /* placement.nodes: daemons that must be there before the run starts */
     uint32_t tp, pp, zero;

@@ -62,6 +62,8 @@ const struct job_option job_options[] = {
     TEXT("name", JOB_FROZEN, FIELD(name), BL_JOB_NAME_MAX, NULL,
          "name of the run: letters, digits, '.', '_' and '-'"),
     PATH("run_dir", JOB_RESUME, 0, FIELD(run_dir), "belay-run", "directory for logs and metrics"),
+    BOOL("tensorboard", JOB_RESUME, 0, FIELD(tensorboard), "false",
+         "write TensorBoard's event files to run_dir/tensorboard"),
     U32("ranks", JOB_RESUME, 0, FIELD(ranks), 1, 16384, NULL, "trainer processes to start with"),
     U32("lanes", JOB_FROZEN, FN, FIELD(lanes), 0, 65536, "0",
         "fixed summing order: at least as many as ranks; 0: as many as ranks"),

@@ -101,7 +101,8 @@ static int rank_open(struct alone_rank *a, struct bl_errmsg *msg)
         }
     }
     int first = a->index == 0;
-    return train_report_open(&a->report, first ? stdout : NULL, first ? how->metrics : NULL, msg);
+    return train_report_open(&a->report, first ? stdout : NULL, first ? how->metrics : NULL,
+                             first ? how->tensorboard : NULL, msg);
 }
 
 static void rank_close(struct alone_rank *a)
@@ -135,7 +136,7 @@ static int rank_step(struct alone_rank *a, uint64_t step, struct bl_errmsg *msg)
         rc = train_eval(&a->rank, &eval_loss, msg);
     }
     if (rc == 0) {
-        train_report_step(&a->report, &result, evaluate ? &eval_loss : NULL);
+        train_report_step(&a->report, &result, t->steps, evaluate ? &eval_loss : NULL);
     }
     return rc;
 }

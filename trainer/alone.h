@@ -20,6 +20,7 @@ struct train_alone {
     int nodes;                /* ranks play this many nodes, between which they use TCP; 0: one */
     const char *ledger;       /* NULL, or ranks write LEDGER.RANK */
     const char *metrics;      /* NULL, or the file that rank 0 appends to */
+    const char *tensorboard;  /* NULL, or the directory for rank 0's event files */
 };
 
 /* Runs to the end; says on standard error what went wrong. Returns the exit code: 0, 2 for a job

@@ -30,6 +30,7 @@ static const char help[] =
     "  --digest         print the digest of weights and moments at the end\n"
     "  --nodes N        let the ranks play N nodes, between which they use TCP\n"
     "  --metrics FILE   append one JSON object per step\n"
+    "  --tensorboard DIR  write TensorBoard's event files there\n"
     "  --ledger FILE    write \"step lane sample\" lines to FILE.RANK\n"
     "  --check FILE     check job, data and memory, start nothing\n"
     "  --probe          print the function id and the numeric probe\n"
@@ -43,7 +44,16 @@ static const char help[] =
     "\n"
     "Exit codes: 0 done, 2 the job or the command line is wrong, 3 could not.\n";
 
-enum { OPT_CHECK = 256, OPT_PROBE, OPT_DIGEST, OPT_NODES, OPT_METRICS, OPT_LEDGER, OPT_VERSION };
+enum {
+    OPT_CHECK = 256,
+    OPT_PROBE,
+    OPT_DIGEST,
+    OPT_NODES,
+    OPT_METRICS,
+    OPT_LEDGER,
+    OPT_EVENTS,
+    OPT_VERSION
+};
 
 static const struct option options[] = {
     {"job", required_argument, NULL, 'j'},
@@ -54,6 +64,7 @@ static const struct option options[] = {
     {"nodes", required_argument, NULL, OPT_NODES},
     {"metrics", required_argument, NULL, OPT_METRICS},
     {"ledger", required_argument, NULL, OPT_LEDGER},
+    {"tensorboard", required_argument, NULL, OPT_EVENTS},
     {"check", required_argument, NULL, OPT_CHECK},
     {"probe", no_argument, NULL, OPT_PROBE},
     {"help", no_argument, NULL, 'h'},
@@ -106,6 +117,9 @@ static void parse(struct main_args *args, int argc, char **argv)
             break;
         case OPT_METRICS:
             args->alone.metrics = optarg;
+            break;
+        case OPT_EVENTS:
+            args->alone.tensorboard = optarg;
             break;
         case OPT_LEDGER:
             args->alone.ledger = optarg;

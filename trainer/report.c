@@ -9,19 +9,20 @@
 #include "base/clock.h"
 
 int train_report_open(struct train_report *report, FILE *out, const char *metrics,
-                      struct bl_errmsg *msg)
+                      const char *tensorboard, struct bl_errmsg *msg)
 {
     memset(report, 0, sizeof *report);
     report->out = out;
     report->metrics_fd = -1;
     report->before_ns = bl_now_ns();
+    int rc = 0;
     if (metrics != NULL) {
         report->metrics_fd = open(metrics, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (report->metrics_fd < 0) {
-            return bl_err_code(msg, -errno, "metrics %s", metrics);
+            rc = bl_err_code(msg, -errno, "metrics %s", metrics);
         }
     }
-    return 0;
+    return rc != 0 || tensorboard == NULL ? rc : tb_events_open(&report->events, tensorboard, msg);
 }
 
 void train_report_close(struct train_report *report)
@@ -30,6 +31,8 @@ void train_report_close(struct train_report *report)
         close(report->metrics_fd);
         report->metrics_fd = -1;
     }
+    tb_events_close(report->events);
+    report->events = NULL;
 }
 
 void train_report_begin(struct train_report *report)
@@ -56,17 +59,50 @@ static void write_metrics(int fd, const struct train_step_result *s, const doubl
     (void)written; /* a full disk must not stop training; the line is lost */
 }
 
+static void write_events(struct tb_events *events, const struct train_step_result *s,
+                         const double *eval_loss, double tokens_per_s)
+{
+    const struct tb_scalar scalars[] = {{"train/loss", s->loss},
+                                        {"train/grad_norm", s->grad_norm},
+                                        {"train/lr", s->lr},
+                                        {"train/tokens_per_s", tokens_per_s},
+                                        {"eval/loss", eval_loss != NULL ? *eval_loss : 0}};
+    tb_events_write(events, s->step, scalars, eval_loss != NULL ? 5 : 4);
+}
+
+#define LEFT_BYTES 32
+
+/* "42s", "12m03s", "5h07m", "3d04h". */
+static void format_left(char ret[LEFT_BYTES], double seconds)
+{
+    unsigned long long s = seconds < 1e9 ? (unsigned long long)(seconds + 0.5) : 999999999;
+    if (s < 60) {
+        snprintf(ret, LEFT_BYTES, "%llus", s);
+    } else if (s < 3600) {
+        snprintf(ret, LEFT_BYTES, "%llum%02llus", s / 60, s % 60);
+    } else if (s < 86400) {
+        snprintf(ret, LEFT_BYTES, "%lluh%02llum", s / 3600, s % 3600 / 60);
+    } else {
+        snprintf(ret, LEFT_BYTES, "%llud%02lluh", s / 86400, s % 86400 / 3600);
+    }
+}
+
 void train_report_step(struct train_report *report, const struct train_step_result *step,
-                       const double *eval_loss)
+                       uint64_t steps, const double *eval_loss)
 {
     uint64_t now = bl_now_ns();
     double seconds = (double)(now - report->before_ns) / 1e9;
     report->before_ns = now;
     report->tokens_per_s = seconds > 0 ? (double)step->tokens / seconds : 0;
+    report->step_s =
+        report->step_s > 0 ? report->step_s + (seconds - report->step_s) / 10 : seconds;
     if (report->out != NULL) {
-        fprintf(report->out, "step %llu loss %.6f lr %.3e norm %.4f tok/s %.0f",
-                (unsigned long long)step->step, step->loss, step->lr, step->grad_norm,
-                report->tokens_per_s);
+        char left[LEFT_BYTES];
+        uint64_t to_do = steps > step->step ? steps - step->step : 0;
+        format_left(left, report->step_s * (double)to_do);
+        fprintf(report->out, "step %llu/%llu loss %.6f lr %.3e norm %.4f tok/s %.0f left %s",
+                (unsigned long long)step->step, (unsigned long long)steps, step->loss, step->lr,
+                step->grad_norm, report->tokens_per_s, left);
         if (eval_loss != NULL) {
             fprintf(report->out, " eval %.6f", *eval_loss);
         }
@@ -75,5 +111,8 @@ void train_report_step(struct train_report *report, const struct train_step_resu
     }
     if (report->metrics_fd >= 0) {
         write_metrics(report->metrics_fd, step, eval_loss, report->tokens_per_s);
+    }
+    if (report->events != NULL) {
+        write_events(report->events, step, eval_loss, report->tokens_per_s);
     }
 }

@@ -160,11 +160,13 @@ static void choose_reporter(struct life *life)
     struct bl_errmsg msg = {{0}};
     int is_first = life->plan.rank == 0;
     if (is_first && !life->has_metrics) {
-        char path[BL_PATH_MAX + 16];
+        char path[BL_PATH_MAX + 16], events[BL_PATH_MAX + 16];
         BL_IGNORE(mkdir(life->job->run_dir, 0755), "it is usually there");
         snprintf(path, sizeof path, "%s/metrics.jsonl", life->job->run_dir);
+        snprintf(events, sizeof events, "%s/tensorboard", life->job->run_dir);
         train_report_close(&life->report);
-        if (train_report_open(&life->report, stdout, path, &msg) != 0) {
+        if (train_report_open(&life->report, stdout, path, life->job->tensorboard ? events : NULL,
+                              &msg) != 0) {
             fprintf(stderr, "belay-train: %s\n", msg.text); /* training goes on without */
         }
         life->has_metrics = 1;
@@ -249,7 +251,8 @@ static int one_step(struct life *life, uint64_t n, struct bl_errmsg *msg)
         rc = evaluate(life, n, &eval_loss, msg);
     }
     /* The step stands, whatever came after it; when it is done again its line is written again. */
-    train_report_step(&life->report, &step, rc == 0 && eval ? &eval_loss : NULL);
+    train_report_step(&life->report, &step, life->job->train.steps,
+                      rc == 0 && eval ? &eval_loss : NULL);
     if (life->plan.rank == 0) {
         set_metrics(life, &step);
     }
