@@ -2,7 +2,7 @@
 /*
  * Attempts and their commit. What is on disk, in this order, each step durable before the next:
  *
- *     parts and indexes (every engine)  ->  manifest.json.tmp  ->  manifest.json in the attempt
+ *     parts and indexes (every engine)  ->  temporary name  ->  manifest.json in the attempt
  *         ->  the attempt's directory renamed (the commit)  ->  the root synced  ->  latest
  */
 #include <errno.h>
@@ -153,12 +153,17 @@ static bool reserve_release(struct ckpt_store *store)
            store->io->ops->unlink(store->io, path) == 0;
 }
 
+/* Under a name of its own: another engine may be at the same commit, and the rename must not take
+ * what that one has half written. */
 static int manifest_write(struct ckpt_store *store, const char *path, const char *text,
                           size_t bytes, struct bl_errmsg *msg)
 {
-    char temp[CKPT_PATH_MAX], final[CKPT_PATH_MAX];
-    int rc = ckpt_path_join(temp, path, CKPT_MANIFEST_TEMP_FILE, NULL, msg);
+    char temp[CKPT_PATH_MAX], final[CKPT_PATH_MAX], name[64];
+    int rc;
 
+    snprintf(name, sizeof(name), CKPT_MANIFEST_FILE ".%016llx.tmp",
+             (unsigned long long)ckpt_nonce());
+    rc = ckpt_path_join(temp, path, name, NULL, msg);
     if (rc == 0) {
         rc = ckpt_path_join(final, path, CKPT_MANIFEST_FILE, NULL, msg);
     }
@@ -166,14 +171,14 @@ static int manifest_write(struct ckpt_store *store, const char *path, const char
         return rc;
     }
     rc = ckpt_io_write_file(store->io, temp, text, bytes, msg);
-    if (rc == -EEXIST) { /* of an earlier try of this commit */
-        BL_IGNORE(store->io->ops->unlink(store->io, temp), "the next line tells");
-        rc = ckpt_io_write_file(store->io, temp, text, bytes, msg);
-    }
     if (rc == 0) {
         rc = ckpt_io_rename(store->io, temp, final, msg);
     }
-    return rc < 0 ? rc : ckpt_io_fsync_path(store->io, path, msg);
+    if (rc < 0) {
+        BL_IGNORE(store->io->ops->unlink(store->io, temp), "goes with the attempt");
+        return rc;
+    }
+    return ckpt_io_fsync_path(store->io, path, msg);
 }
 
 /* With the reserve given up when the disk is full. */
@@ -181,13 +186,9 @@ static int manifest_write_at_last(struct ckpt_store *store, const char *path, co
                                   size_t bytes, bool *ret_reserve_used, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {0};
-    char temp[CKPT_PATH_MAX];
     int rc = manifest_write(store, path, text, bytes, &why);
 
     if ((rc == -ENOSPC || rc == -EDQUOT) && reserve_release(store)) {
-        if (ckpt_path_join(temp, path, CKPT_MANIFEST_TEMP_FILE, NULL, NULL) == 0) {
-            BL_IGNORE(store->io->ops->unlink(store->io, temp), "the next try tells");
-        }
         *ret_reserve_used = true;
         rc = manifest_write(store, path, text, bytes, &why);
     }
@@ -329,6 +330,11 @@ int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,
         rc = rc < 0 ? rc : ckpt_io_fsync_path(store->io, store->path, msg);
     } else {
         rc = commit_new(store, name, path, manifest, &result, msg);
+        /* The attempt is gone: another engine, thought to be dead, made the same commit. */
+        if (rc == -ENOENT && final_is_there(store, manifest, &result.manifest_digest, NULL) > 0) {
+            result.already = true;
+            rc = ckpt_io_fsync_path(store->io, store->path, msg);
+        }
     }
     if (rc < 0) {
         return bl_err_in(msg, rc, "step %llu", (unsigned long long)attempt->step);

@@ -221,7 +221,7 @@ int sample_open(struct ckpt_store **ret, const char *root, struct ckpt_io *io,
     return ckpt_store_open(ret, &config, msg);
 }
 
-static int save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+int sample_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                      enum sample_cut cut, uint32_t world, uint32_t part_index,
                      struct ckpt_part *part, struct bl_errmsg *msg)
 {
@@ -255,13 +255,14 @@ static int save_part(struct ckpt_store *store, const struct ckpt_attempt *attemp
     return 0;
 }
 
-int sample_save(struct ckpt_store *store, enum sample_cut cut, uint32_t world, uint64_t step,
-                uint64_t generation, uint32_t attempt_number, struct bl_errmsg *msg)
+void sample_manifest_init(struct ckpt_manifest *manifest, const struct ckpt_attempt *attempt,
+                          uint32_t world)
 {
-    const struct ckpt_attempt attempt = {step, generation, attempt_number, 0xabcdef0000 + step};
-    struct ckpt_manifest manifest = {
+    uint64_t step = attempt->step;
+
+    *manifest = (struct ckpt_manifest){
         .run = SAMPLE_RUN,
-        .generation = generation,
+        .generation = attempt->generation,
         .line = 1,
         .step = step,
         .function_id = 0x1122334455667788,
@@ -274,15 +275,24 @@ int sample_save(struct ckpt_store *store, enum sample_cut cut, uint32_t world, u
             strdup("{\"name\":\"sample\",\"lists\":[1,[2.5e3,null],{\"a\":{}}],\"t\":\"\\u00e9\"}"),
         .part_count = (world + 1) / 2,
     };
+    manifest->parts = calloc(manifest->part_count, sizeof(*manifest->parts));
+    assert_non_null(manifest->parts);
+    snprintf(manifest->codec, sizeof(manifest->codec), "%s", sample_codec);
+    manifest->state = sample_digest(step);
+}
+
+int sample_save(struct ckpt_store *store, enum sample_cut cut, uint32_t world, uint64_t step,
+                uint64_t generation, uint32_t attempt_number, struct bl_errmsg *msg)
+{
+    const struct ckpt_attempt attempt = {step, generation, attempt_number, 0xabcdef0000 + step};
     struct ckpt_commit_result result = {0};
+    struct ckpt_manifest manifest;
     int rc;
 
-    manifest.parts = calloc(manifest.part_count, sizeof(*manifest.parts));
-    snprintf(manifest.codec, sizeof(manifest.codec), "%s", sample_codec);
-    manifest.state = sample_digest(step);
+    sample_manifest_init(&manifest, &attempt, world);
     rc = ckpt_attempt_begin(store, &attempt, msg);
     for (uint32_t p = 0; rc == 0 && p < manifest.part_count; p++) {
-        rc = save_part(store, &attempt, cut, world, p, &manifest.parts[p], msg);
+        rc = sample_save_part(store, &attempt, cut, world, p, &manifest.parts[p], msg);
     }
     if (rc == 0) {
         rc = ckpt_commit(store, &attempt, &manifest, &result, msg);

@@ -51,6 +51,14 @@ int sample_open(struct ckpt_store **ret, const char *root, struct ckpt_io *io,
 /* Saves step `step`, cut over `world` ranks, two ranks a part, and commits it. */
 int sample_save(struct ckpt_store *store, enum sample_cut cut, uint32_t world, uint64_t step,
                 uint64_t generation, uint32_t attempt, struct bl_errmsg *msg);
+/* The pieces of it. Part `part_index` holds ranks 2 * part_index and the next; fills what the
+ * manifest says of it. */
+int sample_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                     enum sample_cut cut, uint32_t world, uint32_t part_index,
+                     struct ckpt_part *part, struct bl_errmsg *msg);
+/* All but what sample_save_part fills. ckpt_manifest_close. */
+void sample_manifest_init(struct ckpt_manifest *manifest, const struct ckpt_attempt *attempt,
+                          uint32_t world);
 /* Loads `dir` as `world` ranks would and checks every byte. Fails the test if anything differs. */
 void sample_load_check(struct ckpt_store *store, const char *dir, enum sample_cut cut,
                        uint32_t world, uint64_t step);
