@@ -108,6 +108,7 @@ void train_model_tied_finish(struct kern_pool *pool, float *embed, const float *
 struct train_sample {
     double temperature; /* 0: greedy */
     uint32_t top_k;     /* 0: all */
+    double top_p;       /* of those only the likeliest that have more than this share; 0, 1: all */
     uint64_t seed;      /* draws are a pure function of (seed, position) */
 };
 

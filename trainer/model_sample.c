@@ -152,6 +152,19 @@ static int32_t pick_greedy(const float *logits, uint32_t vocab)
     return (int32_t)best;
 }
 
+/* How many of the `kept` largest have more than `share` together; their sum in *ret_sum. */
+static uint32_t nucleus(const struct sampler *s, const struct train_sample *how, uint32_t kept,
+                        double share, double *ret_sum)
+{
+    double top = (double)s->logits[s->order[0]], sum = 0.0;
+    uint32_t count = 0;
+    while (count < kept && sum <= share) {
+        sum += kern_exp(((double)s->logits[s->order[count++]] - top) / how->temperature);
+    }
+    *ret_sum = sum;
+    return count;
+}
+
 /* Draws from softmax(logits / temperature) over the top_k largest, in the order of their size. */
 static int32_t pick(struct sampler *s, const struct train_sample *how, uint32_t position)
 {
@@ -168,6 +181,9 @@ static int32_t pick(struct sampler *s, const struct train_sample *how, uint32_t 
     double top = (double)s->logits[s->order[0]], sum = 0.0;
     for (uint32_t i = 0; i < kept; i++) {
         sum += kern_exp(((double)s->logits[s->order[i]] - top) / how->temperature);
+    }
+    if (how->top_p > 0.0 && how->top_p < 1.0) {
+        kept = nucleus(s, how, kept, how->top_p * sum, &sum);
     }
     double left = sum * kern_rng_uniform(kern_rng_key(how->seed, 0), position);
     for (uint32_t i = 0; i < kept; i++) {

@@ -1,41 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `belay-train sample`: continues a prompt with the weights of a committed checkpoint. */
+/*
+ * `belay-train sample`: continues a prompt. Two ways to say what with: --model (the files say which
+ * model they are of) and --job with --weights (the job does; its tokens are bytes).
+ */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
-#include "ckpt/ckpt.h"
 #include "trainer/data.h"
-#include "trainer/model.h"
 #include "trainer/options.h"
+#include "trainer/pieces.h"
+#include "trainer/weights.h"
 
-#define SAMPLE_TOKENS_MAX 65536u
+#define SAMPLE_TOKENS_MAX  65536u
+#define SAMPLE_THREADS_MAX 16
 
 struct sample_args {
-    const char *job, *weights, *prompt;
-    uint32_t tokens;
+    const char *job, *weights, *model, *tokenizer, *prompt;
+    uint32_t tokens; /* to add; 0: what `steps` leaves */
+    uint32_t steps;  /* positions in all, the prompt's included */
+    uint32_t threads;
     struct train_sample how;
 };
 
 static const char help[] =
-    "Usage: belay-train sample --job FILE --weights DIR [--prompt TEXT] [--tokens N]\n"
-    "                          [--temperature X] [--top-k K] [--seed S]\n"
+    "Usage: belay-train sample --model PATH [--tokenizer FILE] [OPTION...]\n"
+    "       belay-train sample --job FILE --weights DIR [OPTION...]\n"
     "\n"
-    "Writes the prompt and N more tokens to standard output. DIR is a committed\n"
-    "checkpoint, or a root: then its newest good checkpoint is taken.\n"
+    "Continues a prompt and writes the text to standard output. PATH is a committed\n"
+    "checkpoint, a root (then its newest good checkpoint is taken), a directory of\n"
+    "Hugging Face's with a Llama in it, or a llama2.c file.\n"
     "\n"
-    "  --prompt TEXT      what to continue (default: a line break)\n"
-    "  --tokens N         how many tokens to add (default 200)\n"
+    "  --tokenizer FILE   llama2.c's (tok512.bin); without it a token is a byte\n"
+    "  --prompt TEXT      what to continue (default: nothing with a tokenizer, else\n"
+    "                     a line break)\n"
+    "  --steps N          end after N tokens, those of the prompt included, or where\n"
+    "                     the model ends the text (default 256)\n"
+    "  --tokens N         instead: N tokens behind the prompt (default with --job:\n"
+    "                     200)\n"
     "  --temperature X    0: always the likeliest token (default 0.8)\n"
     "  --top-k K          choose among the K likeliest only; 0: all (default 0)\n"
+    "  --top-p P          choose among the likeliest that together have more than the\n"
+    "                     share P only; 1: all (default 1)\n"
     "  --seed S           other seeds, other texts; the same seed, the same text\n"
     "                     (default 1)\n"
+    "  --threads N        the same bits with any number (default: the processors)\n"
     "\n"
     "Examples:\n"
-    "  belay-train sample --job job.yaml --weights checkpoints --prompt 'Once upon'\n"
+    "  belay-train sample --model stories --tokenizer tok512.bin --temperature 0 \\\n"
+    "      --steps 200\n"
+    "  belay-train sample --model checkpoints --prompt 'Once upon' --top-p 0.9\n"
     "  belay-train sample --job job.yaml --weights checkpoints/step-000000001200.g7 \\\n"
     "      --prompt 'The ' --tokens 400 --temperature 0.6 --top-k 20\n"
     "\n"
@@ -55,232 +73,323 @@ static int parse_number(const char *text, double max, double *ret)
     return errno == 0 && *text != 0 && *end == 0 && *ret >= 0 && *ret <= max;
 }
 
+/* The largest value of a numeric option; 0 for one that is none. */
+static double option_max(int opt)
+{
+    switch (opt) {
+    case 'n':
+    case 'S':
+        return SAMPLE_TOKENS_MAX;
+    case 'k':
+        return 1e6;
+    case 'P':
+        return 1;
+    case 'h':
+    case 'j':
+    case 'w':
+    case 'm':
+    case 'z':
+    case 'p':
+        return 0;
+    case 't':
+        return 100;
+    case 'T':
+        return KERN_THREADS_MAX;
+    default:
+        return 1e15;
+    }
+}
+
+static void set_number(struct sample_args *args, int opt, double value)
+{
+    switch (opt) {
+    case 'n':
+        args->tokens = (uint32_t)value;
+        break;
+    case 'S':
+        args->steps = (uint32_t)value;
+        break;
+    case 's':
+        args->how.seed = (uint64_t)value;
+        break;
+    case 't':
+        args->how.temperature = value;
+        break;
+    case 'k':
+        args->how.top_k = (uint32_t)value;
+        break;
+    case 'P':
+        args->how.top_p = value;
+        break;
+    default:
+        args->threads = (uint32_t)value;
+        break;
+    }
+}
+
+static void set_text(struct sample_args *args, int opt, const char *text)
+{
+    switch (opt) {
+    case 'j':
+        args->job = text;
+        break;
+    case 'w':
+        args->weights = text;
+        break;
+    case 'm':
+        args->model = text;
+        break;
+    case 'z':
+        args->tokenizer = text;
+        break;
+    default:
+        args->prompt = text;
+        break;
+    }
+}
+
+/* What goes together; 2 after complaining. */
+static int check(const struct sample_args *args)
+{
+    const char *why = NULL;
+    if (args->model != NULL) {
+        why = args->job != NULL || args->weights != NULL
+                  ? "--model stands without --job and --weights"
+              : args->steps != 0 && args->tokens != 0 ? "--steps or --tokens, not both"
+                                                      : NULL;
+    } else if (args->job == NULL && args->weights == NULL) {
+        why = "--model PATH is missing";
+    } else if (args->job == NULL || args->weights == NULL) {
+        why = args->job == NULL ? "--job FILE is missing" : "--weights DIR is missing";
+    } else if (args->tokenizer != NULL || args->steps != 0) {
+        why = "--tokenizer and --steps stand with --model";
+    }
+    if (why == NULL && args->prompt != NULL && args->prompt[0] == 0 && args->tokenizer == NULL) {
+        why = "--prompt is empty: give one byte at least";
+    }
+    if (why == NULL && args->prompt != NULL && strlen(args->prompt) > SAMPLE_TOKENS_MAX) {
+        why = "--prompt is over 65536 bytes";
+    }
+    if (why != NULL) {
+        fprintf(stderr, "belay-train sample: %s; see belay-train sample --help\n", why);
+    }
+    return why == NULL ? 0 : 2;
+}
+
 /* 0; 2 after complaining; -1 for --help. */
 static int parse(struct sample_args *args, int argc, char **argv)
 {
     static const struct option options[] = {
         {"job", required_argument, NULL, 'j'},
         {"weights", required_argument, NULL, 'w'},
+        {"model", required_argument, NULL, 'm'},
+        {"tokenizer", required_argument, NULL, 'z'},
         {"prompt", required_argument, NULL, 'p'},
         {"tokens", required_argument, NULL, 'n'},
+        {"steps", required_argument, NULL, 'S'},
         {"seed", required_argument, NULL, 's'},
         {"temperature", required_argument, NULL, 't'},
         {"top-k", required_argument, NULL, 'k'},
+        {"top-p", required_argument, NULL, 'P'},
+        {"threads", required_argument, NULL, 'T'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
     int opt, index;
     while ((opt = getopt_long(argc, argv, "", options, &index)) != -1) {
-        double value = 0;
-        double max = opt == 'n' ? SAMPLE_TOKENS_MAX : opt == 't' ? 100 : opt == 'k' ? 1e6 : 1e15;
-        if (strchr("nstk", opt) != NULL && !parse_number(optarg, max, &value)) {
-            return usage(options[index].name, optarg);
-        }
-        switch (opt) {
-        case 'j':
-            args->job = optarg;
-            break;
-        case 'w':
-            args->weights = optarg;
-            break;
-        case 'p':
-            args->prompt = optarg;
-            break;
-        case 'n':
-            args->tokens = (uint32_t)value;
-            break;
-        case 's':
-            args->how.seed = (uint64_t)value;
-            break;
-        case 't':
-            args->how.temperature = value;
-            break;
-        case 'k':
-            args->how.top_k = (uint32_t)value;
-            break;
-        case 'h':
+        double value, max = option_max(opt);
+        if (opt == 'h') {
             fputs(help, stdout);
             return -1;
-        default:
+        }
+        if (opt == '?') {
             return 2;
+        }
+        if (max == 0) {
+            set_text(args, opt, optarg);
+        } else if (parse_number(optarg, max, &value)) {
+            set_number(args, opt, value);
+        } else {
+            return usage(options[index].name, optarg);
         }
     }
     if (optind < argc) {
         fprintf(stderr, "belay-train sample: %s: unexpected\n", argv[optind]);
         return 2;
     }
-    if (args->job == NULL || args->weights == NULL) {
-        fprintf(stderr, "belay-train sample: --%s is missing; see belay-train sample --help\n",
-                args->job == NULL ? "job FILE" : "weights DIR");
-        return 2;
-    }
-    if (args->prompt[0] == 0) {
-        fputs("belay-train sample: --prompt is empty: give one byte at least\n", stderr);
-        return 2;
-    }
-    return 0;
+    return check(args);
 }
 
-/* Splits ROOT/DIR; takes the newest good checkpoint if `path` is itself a root. */
-static int open_checkpoint(const char *path, struct ckpt_store **ret_store, char dir[CKPT_DIR_MAX],
-                           struct bl_errmsg *msg)
+/* ---- Text and tokens ---- */
+
+struct text {
+    struct pieces *pieces; /* owned; NULL: tokens are bytes */
+    int32_t *prompt;       /* owned */
+    uint32_t prompt_len;
+    int32_t *out; /* owned */
+    uint32_t out_len;
+};
+
+static int text_open(struct text *text, const struct sample_args *args,
+                     const struct train_weights *weights, struct bl_errmsg *msg)
 {
-    char root[BL_PATH_MAX];
-    struct ckpt_scan scan;
-    size_t length = strlen(path);
-    while (length > 1 && path[length - 1] == '/') {
-        length--;
+    const char *prompt = args->prompt != NULL ? args->prompt : args->tokenizer != NULL ? "" : "\n";
+    size_t bytes = strlen(prompt);
+    int rc = 0;
+    if (args->tokenizer != NULL) {
+        rc = pieces_open(&text->pieces, args->tokenizer, weights->config.vocab, msg);
+    } else if (weights->config.vocab != TRAIN_BYTE_VOCAB && args->model != NULL) {
+        rc = bl_err(msg, BL_ECONFIG, "a vocabulary of %u tokens: --tokenizer FILE is missing",
+                    weights->config.vocab);
     }
-    if (length >= sizeof root) {
-        return bl_err_code(msg, -ENAMETOOLONG, "%s", path);
-    }
-    memcpy(root, path, length);
-    root[length] = 0;
-    struct ckpt_store_config config = {.path = root};
-    char *slash = strrchr(root, '/');
-    const char *name = slash != NULL ? slash + 1 : root;
-    if (strncmp(name, "step-", 5) == 0 && strlen(name) < CKPT_DIR_MAX) {
-        memcpy(dir, name, strlen(name) + 1);
-        config.path = slash == NULL ? "." : slash == root ? "/" : root;
-        if (slash != NULL) {
-            *slash = 0;
-        }
-        return ckpt_store_open(ret_store, &config, msg);
-    }
-    int rc = ckpt_store_open(ret_store, &config, msg);
     if (rc != 0) {
         return rc;
     }
-    rc = ckpt_scan(*ret_store, &scan, msg);
-    if (rc != 0) {
-        return rc;
+    text->prompt = calloc(bytes + 2, sizeof *text->prompt);
+    if (text->prompt == NULL) {
+        return bl_err_code(msg, -ENOMEM, "sample");
     }
-    const struct ckpt_entry *newest = ckpt_scan_newest(&scan, NULL, 0);
-    if (newest == NULL) {
-        rc = bl_err(msg, BL_ENOSTATE, "%s: no good checkpoint", root);
-    } else {
-        memcpy(dir, newest->dir, CKPT_DIR_MAX);
+    text->prompt_len = (uint32_t)bytes;
+    for (size_t i = 0; i < bytes; i++) {
+        text->prompt[i] = (uint8_t)prompt[i];
     }
-    ckpt_scan_close(&scan);
+    if (text->pieces != NULL) {
+        rc = pieces_encode(text->pieces, prompt, bytes, text->prompt, &text->prompt_len, msg);
+    }
+    /* The first position's output is the second token. */
+    uint32_t given = text->prompt_len - (text->pieces != NULL);
+    text->out_len = args->tokens != 0     ? args->tokens
+                    : given < args->steps ? args->steps - given
+                                          : 0;
+    text->out = calloc((size_t)text->out_len + 1, sizeof *text->out);
+    if (rc == 0 && text->out == NULL) {
+        rc = bl_err_code(msg, -ENOMEM, "sample");
+    }
     return rc;
 }
 
-/* All weights of the model, where the flat buffer has them. */
-static int wanted_weights(const struct train_model *model, struct bl_extent_list *list,
-                          struct bl_errmsg *msg)
+static void text_close(struct text *text)
 {
-    uint32_t count;
-    const struct train_tensor *tensors = train_model_tensors(model, &count);
-    memset(list, 0, sizeof *list);
-    for (uint32_t i = 0; i < count; i++) {
-        struct bl_tensor tensor = {.kind = BL_KIND_PARAM, .dtype = BL_F32, .dims = tensors[i].dims};
-        struct bl_extent extent;
-        uint32_t index;
-        memcpy(tensor.name, tensors[i].name, sizeof tensor.name);
-        memcpy(tensor.shape, tensors[i].shape, tensors[i].dims * sizeof tensor.shape[0]);
-        int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
-        if (rc == 0) {
-            bl_extent_whole(&extent, &tensor, index, 0, tensors[i].elems);
-            extent.offset = tensors[i].offset * sizeof(float);
-            rc = bl_extent_list_add(list, &extent);
-        }
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    return 0;
+    pieces_close(text->pieces);
+    free(text->prompt);
+    free(text->out);
 }
 
-static int load_weights(const struct train_model *model, const char *path, float *params,
-                        struct bl_errmsg *msg)
+static void put_byte_token(int32_t token)
 {
-    struct ckpt_store *store = NULL;
-    struct bl_extent_list list = {0};
-    struct ckpt_load_result result;
-    char dir[CKPT_DIR_MAX];
-    int rc = open_checkpoint(path, &store, dir, msg);
-    if (rc == 0) {
-        rc = wanted_weights(model, &list, msg);
-    }
-    if (rc == 0) {
-        const struct ckpt_dest dest = {.list = &list, .base = params};
-        rc = ckpt_load(store, dir, &dest, 1, &result, msg);
-    }
-    bl_extent_list_close(&list);
-    ckpt_store_close(store);
-    return rc;
+    putchar(token < (int32_t)TRAIN_BYTE_VOCAB ? token : '?');
 }
 
-static int write_sample(const struct train_model *model, const float *params,
-                        const struct sample_args *args, struct kern_pool *pool,
-                        struct bl_errmsg *msg)
+/* Prompt and output; a tokenizer's text ends where the model ends it. */
+static void text_write(const struct text *text)
 {
-    size_t prompt_len = strlen(args->prompt);
-    if (prompt_len > SAMPLE_TOKENS_MAX) {
-        return bl_err(msg, BL_ELIMIT, "the prompt has more than %u bytes", SAMPLE_TOKENS_MAX);
-    }
-    int32_t *prompt = calloc(prompt_len, sizeof *prompt);
-    int32_t *out = calloc((size_t)args->tokens + 1, sizeof *out);
-    int rc = prompt == NULL || out == NULL ? bl_err_code(msg, -ENOMEM, "sample") : 0;
-    for (size_t i = 0; rc == 0 && i < prompt_len; i++) {
-        prompt[i] = (uint8_t)args->prompt[i];
-    }
-    if (rc == 0) {
-        rc = train_model_sample(model, params, prompt, (uint32_t)prompt_len, out, args->tokens,
-                                &args->how, pool, msg);
-    }
-    if (rc == 0) {
-        fputs(args->prompt, stdout);
-        for (uint32_t i = 0; i < args->tokens; i++) {
-            putchar(out[i] < (int32_t)TRAIN_BYTE_VOCAB ? out[i] : '?');
+    int32_t before = text->prompt[0];
+    for (uint32_t i = 0; i < text->prompt_len + text->out_len; i++) {
+        int32_t token = i < text->prompt_len ? text->prompt[i] : text->out[i - text->prompt_len];
+        if (text->pieces == NULL) {
+            put_byte_token(token);
+        } else if (i > 0) {
+            size_t bytes;
+            const char *piece = pieces_text(text->pieces, before, token, &bytes);
+            if (token == PIECES_BEGIN) {
+                break;
+            }
+            fwrite(piece, 1, bytes, stdout);
+            before = token;
         }
+    }
+    if (text->pieces == NULL || isatty(STDOUT_FILENO)) {
         putchar('\n');
     }
-    free(prompt);
-    free(out);
-    return rc;
 }
 
-static int run(const struct sample_args *args, const struct bl_job *job, struct bl_errmsg *msg)
+/* ---- */
+
+static uint32_t threads_of(const struct sample_args *args, const struct bl_job *job)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (args->threads != 0) {
+        return args->threads;
+    }
+    if (job != NULL) {
+        return job->threads != 0 ? job->threads : 1;
+    }
+    return processors < 1                    ? 1
+           : processors > SAMPLE_THREADS_MAX ? SAMPLE_THREADS_MAX
+                                             : (uint32_t)processors;
+}
+
+static int sample(const struct sample_args *args, struct train_weights *weights, uint32_t threads,
+                  struct bl_errmsg *msg)
 {
     struct train_model *model = NULL;
     struct kern_pool *pool = NULL;
+    struct text text = {0};
     float *params = NULL;
     uint64_t bytes = 0;
-    uint32_t threads = job->threads != 0 ? job->threads : 1;
-    int rc = kern_pool_new(&pool, threads, msg);
+    int rc = text_open(&text, args, weights, msg);
     if (rc == 0) {
-        rc = train_model_new(&model, &job->model, job->train.seq_len, 1, threads, msg);
+        rc = kern_pool_new(&pool, threads, msg);
+    }
+    if (rc == 0) {
+        rc = train_model_new(&model, &weights->config, 1, 1, threads, msg);
     }
     if (rc == 0) {
         bytes = train_model_buffer_elems(model) * sizeof(float);
         params = bl_mem_alloc(bytes);
         rc = params == NULL
                  ? bl_err_code(msg, -ENOMEM, "%llu bytes for weights", (unsigned long long)bytes)
-                 : load_weights(model, args->weights, params, msg);
+                 : train_weights_load(weights, model, params, msg);
     }
     if (rc == 0) {
-        rc = write_sample(model, params, args, pool, msg);
+        rc = train_model_sample(model, params, text.prompt, text.prompt_len, text.out, text.out_len,
+                                &args->how, pool, msg);
     }
+    if (rc == 0) {
+        text_write(&text);
+    }
+    text_close(&text);
     bl_mem_free(params, bytes);
     train_model_free(model);
     kern_pool_free(pool);
     return rc;
 }
 
+static int run(struct sample_args *args, const struct bl_job *job, struct bl_errmsg *msg)
+{
+    struct train_weights weights;
+    int rc = train_weights_open(&weights, args->model != NULL ? args->model : args->weights,
+                                job != NULL ? &job->model : NULL, msg);
+    if (args->tokens == 0 && args->steps == 0) {
+        args->tokens = job != NULL ? 200 : 0;
+        args->steps = 256;
+    }
+    if (rc == 0 && weights.context != 0 && args->steps > weights.context) {
+        fprintf(stderr, "belay-train sample: %u steps, but the model's context is %u\n",
+                args->steps, weights.context);
+    }
+    if (rc == 0) {
+        rc = sample(args, &weights, threads_of(args, job), msg);
+    }
+    train_weights_close(&weights);
+    return rc;
+}
+
 int train_sample_main(int argc, char **argv)
 {
-    struct sample_args args = {
-        .prompt = "\n", .tokens = 200, .how = {.temperature = 0.8, .top_k = 0, .seed = 1}};
+    struct sample_args args = {.how = {.temperature = 0.8, .top_k = 0, .top_p = 1, .seed = 1}};
+    const struct bl_job *job = NULL;
+    struct bl_errmsg msg = {{0}};
     int code = parse(&args, argc, argv);
     if (code != 0) {
         return code < 0 ? 0 : code;
     }
-    const struct bl_job *job = train_job_load(args.job);
-    if (job == NULL) {
-        return 2;
+    if (args.job != NULL) {
+        job = train_job_load(args.job);
+        if (job == NULL) {
+            return 2;
+        }
     }
-    struct bl_errmsg msg = {{0}};
     int rc = run(&args, job, &msg);
     if (rc != 0) {
         fprintf(stderr, "belay-train sample: %s\n", msg.text);
