@@ -23,7 +23,9 @@
 #include "base/digest.h"
 #include "base/error.h"
 
-#define GONE_MS 10000 /* for the loop device to let go of the file, and an unmount to succeed */
+#define ROOM_EXT4 (48ull << 20)
+#define ROOM_XFS  (320ull << 20) /* mkfs.xfs makes nothing smaller */
+#define GONE_MS   10000 /* for the loop device to let go of the file, and an unmount to succeed */
 
 extern char **environ;
 
@@ -99,18 +101,24 @@ static int serve(struct forget_disk *disk, char why[FORGET_WHY_MAX])
     return disk->server < 0 ? failed(why, "fork", "a server") : 0;
 }
 
-int forget_disk_open(struct forget_disk *disk, const char *base, const char *type, uint64_t bytes,
-                     char why[FORGET_WHY_MAX])
+int forget_disk_open(struct forget_disk *disk, const char *type, char why[FORGET_WHY_MAX])
 {
+    const char *temp = getenv("TMPDIR");
+    int rc;
+
     memset(disk, 0, sizeof(*disk));
-    snprintf(disk->base, sizeof(disk->base), "%s", base);
+    snprintf(disk->base, sizeof(disk->base), "%.100s/belay-disk-XXXXXX",
+             temp == NULL ? "/tmp" : temp);
+    if (mkdtemp(disk->base) == NULL) {
+        return failed(why, "make a directory", disk->base);
+    }
     snprintf(disk->fuse, sizeof(disk->fuse), "%s/fuse", disk->base);
     snprintf(disk->target, sizeof(disk->target), "%s/target", disk->base);
     disk->type = type;
-    disk->bytes = bytes;
+    disk->bytes = strcmp(type, "xfs") == 0 ? ROOM_XFS : ROOM_EXT4;
     disk->shared = shared_memory(sizeof(*disk->shared));
-    disk->now = shared_memory(bytes);
-    disk->safe = shared_memory(bytes);
+    disk->now = shared_memory(disk->bytes);
+    disk->safe = shared_memory(disk->bytes);
     disk->log = shared_memory(FORGET_LOG_BYTES);
     if (disk->shared == NULL || disk->now == NULL || disk->safe == NULL || disk->log == NULL) {
         return failed(why, "map", "memory");
@@ -118,7 +126,25 @@ int forget_disk_open(struct forget_disk *disk, const char *base, const char *typ
     if (mkdir(disk->fuse, 0700) != 0 || mkdir(disk->target, 0700) != 0) {
         return failed(why, "make directories below", disk->base);
     }
-    return serve(disk, why);
+    rc = serve(disk, why);
+    rc = rc < 0 ? rc : forget_disk_format(disk, why);
+    return rc < 0 ? rc : forget_disk_mount(disk, why);
+}
+
+bool forget_disk_is_possible(const char *type)
+{
+    char why[FORGET_WHY_MAX] = "";
+    struct forget_disk disk;
+    int rc = forget_disk_namespace(why);
+
+    if (rc == 0) {
+        rc = forget_disk_open(&disk, type, why);
+        forget_disk_close(&disk);
+    }
+    if (rc < 0) {
+        fprintf(stderr, "skipped: cannot %s\n", why);
+    }
+    return rc == 0;
 }
 
 void forget_disk_close(struct forget_disk *disk)
@@ -137,6 +163,7 @@ void forget_disk_close(struct forget_disk *disk)
     }
     rmdir(disk->fuse);
     rmdir(disk->target);
+    rmdir(disk->base);
     if (disk->shared != NULL) {
         munmap(disk->shared, sizeof(*disk->shared));
     }
@@ -150,7 +177,7 @@ void forget_disk_close(struct forget_disk *disk)
     memset(disk, 0, sizeof(*disk));
 }
 
-int forget_disk_format(struct forget_disk *disk, const char *options, char why[FORGET_WHY_MAX])
+int forget_disk_format(struct forget_disk *disk, char why[FORGET_WHY_MAX])
 {
     char command[600];
     pid_t pid;
@@ -163,8 +190,8 @@ int forget_disk_format(struct forget_disk *disk, const char *options, char why[F
 
     snprintf(command, sizeof(command),
              "PATH=$PATH:/usr/sbin:/sbin; command -v mkfs.%s >/dev/null || exit 127; "
-             "exec mkfs.%s %s %s '%s/disk' >/dev/null",
-             disk->type, disk->type, with, options == NULL ? "" : options, disk->fuse);
+             "exec mkfs.%s %s '%s/disk' >/dev/null",
+             disk->type, disk->type, with, disk->fuse);
     errno = posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ);
     if (errno != 0 || waitpid(pid, &status, 0) != pid) {
         return failed(why, "run", "mkfs");
@@ -222,7 +249,7 @@ static int attach(const struct forget_disk *disk, char ret[64], char why[FORGET_
     return rc < 0 ? rc : loop;
 }
 
-int forget_disk_mount(struct forget_disk *disk, const char *options, char why[FORGET_WHY_MAX])
+int forget_disk_mount(struct forget_disk *disk, char why[FORGET_WHY_MAX])
 {
     char device[64];
     int loop = attach(disk, device, why), rc = 0;
@@ -230,7 +257,7 @@ int forget_disk_mount(struct forget_disk *disk, const char *options, char why[FO
     if (loop < 0) {
         return loop;
     }
-    if (mount(device, disk->target, disk->type, MS_NOSUID | MS_NODEV, options) != 0) {
+    if (mount(device, disk->target, disk->type, MS_NOSUID | MS_NODEV, NULL) != 0) {
         rc = failed(why, "mount", device);
     }
     disk->is_mounted = rc == 0;

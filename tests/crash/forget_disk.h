@@ -64,16 +64,19 @@ struct forget_disk {
 /* Enters a mount namespace of its own. */
 int forget_disk_namespace(char why[FORGET_WHY_MAX]);
 
-/* Starts the server, with an empty image, below the directory `base`. */
-int forget_disk_open(struct forget_disk *disk, const char *base, const char *type, uint64_t bytes,
-                     char why[FORGET_WHY_MAX]);
+/* Starts the server, with an empty image large enough for file system `type` and some small
+ * checkpoints, below a fresh directory under $TMPDIR or /tmp; makes the file system, mounts it. */
+int forget_disk_open(struct forget_disk *disk, const char *type, char why[FORGET_WHY_MAX]);
+/* Ends all that, whatever there is of it. */
 void forget_disk_close(struct forget_disk *disk);
+/* Can this machine do it? Else what is missing is said on standard error. Enters the namespace. */
+bool forget_disk_is_possible(const char *type);
 
-/* mkfs with `options` (NULL: none); the image as it is then counts as flushed. */
-int forget_disk_format(struct forget_disk *disk, const char *options, char why[FORGET_WHY_MAX]);
+/* mkfs; the image as it is then counts as flushed. Not while it is mounted. */
+int forget_disk_format(struct forget_disk *disk, char why[FORGET_WHY_MAX]);
 
 /* Attaches a loop device and mounts it at disk->target; replays the file system's journal. */
-int forget_disk_mount(struct forget_disk *disk, const char *options, char why[FORGET_WHY_MAX]);
+int forget_disk_mount(struct forget_disk *disk, char why[FORGET_WHY_MAX]);
 /* Unmounts, and waits until the loop device is gone. */
 int forget_disk_unmount(struct forget_disk *disk, char why[FORGET_WHY_MAX]);
 
