@@ -93,7 +93,7 @@ struct ckpt_part_job {
     const char *name;                  /* "part-0003"; one writer only */
     const struct ckpt_source *sources; /* an extent that several hold is written once */
     uint32_t source_count;
-    const char *codec;                    /* NULL or "none"; "planes", "zstd": BL_ENOTBUILT */
+    const char *codec;                    /* NULL or "none"; "zstd"; "auto": zstd as it pays */
     const struct bl_state_digest *expect; /* NULL, or what the written extents must add up to */
     const atomic_int *cancel;             /* NULL, or BL_EABORTED soon after it is non-zero */
 };
@@ -115,9 +115,10 @@ struct ckpt_part_result {
     uint64_t elapsed_us;
 };
 
-/* Writes and fsyncs `name`.safetensors and its index into the attempt's directory, and the
- * directory. Errors name path and bytes; what it wrote is removed again where that is possible. A
- * digest that is not `expect`: BL_EDIGEST, nothing left. Memory: the io's queue (16 MiB). */
+/* Writes and fsyncs `name`.safetensors and its index, or `name`.safetensors.zst, into the attempt's
+ * directory, and the directory. Errors name path and bytes; what it wrote is removed again where
+ * that is possible. A digest that is not `expect`: BL_EDIGEST, nothing left. Memory: the io's queue
+ * (16 MiB), with a codec 6 MiB more for each of the io's codec_threads. */
 BL_MUST_CHECK int ckpt_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                                  const struct ckpt_part_job *job, struct ckpt_part_result *ret,
                                  struct bl_errmsg *msg);
@@ -241,6 +242,9 @@ struct ckpt_retain_result {
  * `manifest_digest` is of the manifest that was read. Errors leave the checkpoint as it is. */
 BL_MUST_CHECK int ckpt_verified_mark(struct ckpt_store *store, const char *dir,
                                      uint64_t manifest_digest, struct bl_errmsg *msg);
+
+/* Takes that back, as far as it can: the bytes were found wrong. */
+void ckpt_verified_clear(struct ckpt_store *store, const char *dir);
 
 /* Keeps the `keep` newest good checkpoints that `cuts` admit, at least two; older good ones go to
  * .trash (their files are recycled by later saves). Takes the caller's word that those which stay

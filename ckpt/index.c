@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Index files. Little-endian, fixed header of 128 bytes, then chunk digests, tensors, extents, and
- * the XXH3 of all that.
+ * Indexes. Little-endian, fixed header of 128 bytes, then chunk digests or frames, tensors,
+ * extents, and the XXH3 of all that.
  */
 #include "ckpt/index.h"
 
@@ -10,8 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ckpt/codec_zstd.h"
+#include "ckpt/part.h"
+
 #define INDEX_HEADER_BYTES 128u
 #define INDEX_TENSOR_FIXED 8u
+#define INDEX_FRAME_BYTES  32u
 
 static const char index_magic[8] = {'B', 'L', 'Y', 'I', 'D', 'X', '\r', '\n'};
 
@@ -49,6 +53,8 @@ void ckpt_index_close(struct ckpt_index *index)
         return;
     }
     free(index->chunks);
+    free(index->frames);
+    free(index->layout);
     bl_extent_list_close(&index->held);
     memset(index, 0, sizeof(*index));
 }
@@ -63,9 +69,12 @@ static size_t extent_bytes(uint32_t dims)
     return 32 + 16u * dims;
 }
 
-static size_t index_size(const struct ckpt_index *index)
+uint64_t ckpt_index_bytes(const struct ckpt_index *index)
 {
-    size_t bytes = INDEX_HEADER_BYTES + (size_t)index->chunk_count * 8 + 8;
+    uint64_t bytes = INDEX_HEADER_BYTES + 8;
+
+    bytes += index->codec == CKPT_CODEC_ZSTD ? (uint64_t)index->frame_count * INDEX_FRAME_BYTES
+                                             : (uint64_t)index->chunk_count * 8;
 
     for (uint32_t i = 0; i < index->held.tensor_count; i++) {
         const struct bl_tensor *tensor = &index->held.tensors[i];
@@ -88,11 +97,28 @@ static void encode_header(const struct ckpt_index *index, uint8_t *at, size_t by
     put64(at + 32, index->raw_bytes);
     put64(at + 40, index->data_offset);
     put32(at + 48, index->chunk_bytes);
-    put32(at + 52, index->chunk_count);
+    put32(at + 52, index->codec == CKPT_CODEC_ZSTD ? index->frame_count : index->chunk_count);
     put32(at + 56, index->held.tensor_count);
     put32(at + 60, index->held.extent_count);
     put64(at + 64, index->state.sum[0]);
     put64(at + 72, index->state.sum[1]);
+}
+
+static uint8_t *encode_frames(uint8_t *at, const struct ckpt_index *index)
+{
+    uint64_t raw = 0;
+
+    for (uint32_t i = 0; i < index->frame_count; i++, at += INDEX_FRAME_BYTES) {
+        const struct ckpt_frame *frame = &index->frames[i];
+
+        put64(at, raw);
+        put64(at + 8, frame->at);
+        put32(at + 16, frame->stored);
+        put32(at + 20, frame->bytes);
+        put64(at + 24, frame->digest);
+        raw += frame->bytes;
+    }
+    return at;
 }
 
 static uint8_t *encode_tensor(uint8_t *at, const struct bl_tensor *tensor)
@@ -126,21 +152,25 @@ static uint8_t *encode_extent(uint8_t *at, const struct bl_extent *extent, uint3
 int ckpt_index_encode(const struct ckpt_index *index, uint8_t **ret_data, size_t *ret_bytes,
                       uint64_t *ret_digest, struct bl_errmsg *msg)
 {
-    size_t bytes = index_size(index);
+    uint64_t bytes = ckpt_index_bytes(index);
     uint8_t *data, *at;
 
     if (bytes > CKPT_INDEX_BYTES_MAX) {
-        return bl_err(msg, BL_ELIMIT, "index of %zu bytes, at most %u are allowed", bytes,
-                      CKPT_INDEX_BYTES_MAX);
+        return bl_err(msg, BL_ELIMIT, "index of %llu bytes, at most %u are allowed",
+                      (unsigned long long)bytes, CKPT_INDEX_BYTES_MAX);
     }
     data = calloc(1, bytes);
     if (data == NULL) {
-        return bl_err_code(msg, -ENOMEM, "index of %zu bytes", bytes);
+        return bl_err_code(msg, -ENOMEM, "index of %llu bytes", (unsigned long long)bytes);
     }
     encode_header(index, data, bytes);
     at = data + INDEX_HEADER_BYTES;
-    for (uint32_t i = 0; i < index->chunk_count; i++, at += 8) {
-        put64(at, index->chunks[i]);
+    if (index->codec == CKPT_CODEC_ZSTD) {
+        at = encode_frames(at, index);
+    } else {
+        for (uint32_t i = 0; i < index->chunk_count; i++, at += 8) {
+            put64(at, index->chunks[i]);
+        }
     }
     for (uint32_t i = 0; i < index->held.tensor_count; i++) {
         at = encode_tensor(at, &index->held.tensors[i]);
@@ -158,11 +188,30 @@ int ckpt_index_encode(const struct ckpt_index *index, uint8_t **ret_data, size_t
     return 0;
 }
 
+/* Chunk size, and chunks or frames against the `room` that is there for all lists. */
+static int decode_counts(const struct ckpt_index *index, uint64_t room, struct bl_errmsg *msg)
+{
+    bool zstd = index->codec == CKPT_CODEC_ZSTD;
+    uint64_t chunks = (index->part_bytes + index->chunk_bytes - 1u) /
+                      (index->chunk_bytes == 0 ? 1 : index->chunk_bytes);
+
+    if (index->chunk_bytes < CKPT_CHUNK_BYTES_MIN ||
+        index->chunk_bytes > (zstd ? CKPT_ZSTD_CHUNK_BYTES_MAX : CKPT_CHUNK_BYTES_MAX) ||
+        (index->chunk_bytes & (index->chunk_bytes - 1)) != 0) {
+        return bl_err(msg, BL_EFORMAT, "index: chunks of %u bytes", index->chunk_bytes);
+    }
+    if (zstd && (index->frame_count == 0 || index->frame_count > room / INDEX_FRAME_BYTES)) {
+        return bl_err(msg, BL_EFORMAT, "index: %u frames do not fit", index->frame_count);
+    }
+    if (!zstd && (chunks != index->chunk_count || chunks > room / 8)) {
+        return bl_err(msg, BL_EFORMAT, "index: %u chunks do not fit", index->chunk_count);
+    }
+    return 0;
+}
+
 static int decode_header(struct ckpt_index *index, const uint8_t *at, size_t bytes,
                          uint32_t *ret_tensors, uint32_t *ret_extents, struct bl_errmsg *msg)
 {
-    uint64_t chunks;
-
     if (bytes < INDEX_HEADER_BYTES + 8 || memcmp(at, index_magic, 8) != 0) {
         return bl_err(msg, BL_EFORMAT, "not an index file of Belay");
     }
@@ -178,12 +227,13 @@ static int decode_header(struct ckpt_index *index, const uint8_t *at, size_t byt
     index->raw_bytes = get64(at + 32);
     index->data_offset = get64(at + 40);
     index->chunk_bytes = get32(at + 48);
-    index->chunk_count = get32(at + 52);
+    index->chunk_count = index->codec == CKPT_CODEC_ZSTD ? 0 : get32(at + 52);
+    index->frame_count = index->codec == CKPT_CODEC_ZSTD ? get32(at + 52) : 0;
     *ret_tensors = get32(at + 56);
     *ret_extents = get32(at + 60);
     index->state.sum[0] = get64(at + 64);
     index->state.sum[1] = get64(at + 72);
-    if (index->codec != CKPT_CODEC_NONE) {
+    if (index->codec != CKPT_CODEC_NONE && index->codec != CKPT_CODEC_ZSTD) {
         return bl_err(msg, BL_ENOTBUILT, "codec number %u is not built into this version",
                       index->codec);
     }
@@ -192,20 +242,51 @@ static int decode_header(struct ckpt_index *index, const uint8_t *at, size_t byt
             return bl_err(msg, BL_EFORMAT, "index: reserved byte %u is not zero", i);
         }
     }
-    if (get64(at + 16) != bytes || index->raw_bytes != index->part_bytes ||
-        index->data_offset == 0 || index->data_offset % 4096 != 0 ||
-        index->data_offset > index->part_bytes || index->part_bytes > INT64_MAX) {
+    if (get64(at + 16) != bytes || index->data_offset == 0 || index->data_offset % 4096 != 0 ||
+        index->data_offset > index->raw_bytes || index->raw_bytes > INT64_MAX ||
+        index->part_bytes > INT64_MAX ||
+        (index->codec == CKPT_CODEC_NONE && index->raw_bytes != index->part_bytes)) {
         return bl_err(msg, BL_EFORMAT, "index: sizes do not fit together");
     }
-    if (index->chunk_bytes < CKPT_CHUNK_BYTES_MIN || index->chunk_bytes > CKPT_CHUNK_BYTES_MAX ||
-        (index->chunk_bytes & (index->chunk_bytes - 1)) != 0) {
-        return bl_err(msg, BL_EFORMAT, "index: chunks of %u bytes", index->chunk_bytes);
+    return decode_counts(index, bytes - INDEX_HEADER_BYTES - 8, msg);
+}
+
+static int decode_chunks(struct ckpt_index *index, const uint8_t **at, struct bl_errmsg *msg)
+{
+    index->chunks = malloc((size_t)index->chunk_count * 8 + 8);
+    if (index->chunks == NULL) {
+        return bl_err_code(msg, -ENOMEM, "index");
     }
-    chunks = (index->part_bytes + index->chunk_bytes - 1) / index->chunk_bytes;
-    if (chunks != index->chunk_count || chunks > (bytes - INDEX_HEADER_BYTES - 8) / 8) {
-        return bl_err(msg, BL_EFORMAT, "index: %u chunks do not fit", index->chunk_count);
+    for (uint32_t i = 0; i < index->chunk_count; i++, *at += 8) {
+        index->chunks[i] = get64(*at);
     }
     return 0;
+}
+
+/* The frames, once the extents have told where they must be. They stand one after the other, in the
+ * file and decoded, none is larger than raw blocks would be, and behind them is only the tail. */
+static int decode_frames(struct ckpt_index *index, const uint8_t *at, struct bl_errmsg *msg)
+{
+    uint64_t raw = 0, stored = 0;
+    int rc = ckpt_index_layout(index, msg);
+
+    for (uint32_t i = 0; rc == 0 && i < index->frame_count; i++, at += INDEX_FRAME_BYTES) {
+        struct ckpt_frame *frame = &index->frames[i];
+
+        frame->at = get64(at + 8);
+        frame->stored = get32(at + 16);
+        frame->digest = get64(at + 24);
+        if (get64(at) != raw || frame->at != stored || get32(at + 20) != frame->bytes ||
+            frame->stored == 0 || frame->stored > ckpt_zstd_raw_bytes(frame->bytes)) {
+            rc = bl_err(msg, BL_EFORMAT, "index: frame %u does not fit", i);
+        }
+        raw += frame->bytes;
+        stored += frame->stored;
+    }
+    if (rc == 0 && index->part_bytes != stored + ckpt_part_tail_bytes(index)) {
+        rc = bl_err(msg, BL_EFORMAT, "index: its frames do not fill the part");
+    }
+    return rc;
 }
 
 /* Takes `bytes` from the rest; NULL when there are not so many. */
@@ -304,13 +385,18 @@ static int decode_extent(struct ckpt_index *index, struct bl_extent *extent, uin
     }
     bytes = bl_extent_elems(extent) * bl_dtype_bytes(tensor->dtype);
     if (extent->offset != *expect || *expect % bl_dtype_bytes(tensor->dtype) != 0 || bytes == 0 ||
-        bytes > index->part_bytes - *expect) {
+        bytes > index->raw_bytes - *expect) {
         return bl_err(msg, BL_EFORMAT, "index: extent of %s lies at %llu, not at %llu",
                       tensor->name, (unsigned long long)extent->offset,
                       (unsigned long long)*expect);
     }
     *expect += bytes;
     return 0;
+}
+
+static uint32_t extent_width(const struct ckpt_index *index, uint32_t extent)
+{
+    return bl_dtype_bytes(index->held.tensors[index->held.extents[extent].tensor].dtype);
 }
 
 static int decode_lists(struct ckpt_index *index, uint32_t tensors, uint32_t extents,
@@ -335,9 +421,13 @@ static int decode_lists(struct ckpt_index *index, uint32_t tensors, uint32_t ext
     }
     for (uint32_t i = 0; rc == 0 && i < extents; i++) {
         rc = decode_extent(index, &index->held.extents[i], &expect, &at, end, msg);
+        if (rc == 0 && i > 0 && index->codec == CKPT_CODEC_ZSTD &&
+            extent_width(index, i) > extent_width(index, i - 1)) { /* no word lies in two chunks */
+            rc = bl_err(msg, BL_EFORMAT, "index: extent %u is wider than the one before", i);
+        }
         index->held.extent_count = i + (rc == 0);
     }
-    if (rc == 0 && (at != end || expect != index->part_bytes)) {
+    if (rc == 0 && (at != end || expect != index->raw_bytes)) {
         rc = bl_err(msg, BL_EFORMAT, "index: its extents do not fill the part");
     }
     return rc;
@@ -354,37 +444,22 @@ int ckpt_index_decode(struct ckpt_index *ret, const uint8_t *data, size_t bytes,
     if (rc < 0) {
         return rc;
     }
-    index.chunks = malloc((size_t)index.chunk_count * 8 + 8);
-    if (index.chunks == NULL) {
-        return bl_err_code(msg, -ENOMEM, "index");
-    }
     at = data + INDEX_HEADER_BYTES;
-    for (uint32_t i = 0; i < index.chunk_count; i++, at += 8) {
-        index.chunks[i] = get64(at);
+    if (index.codec == CKPT_CODEC_NONE) {
+        rc = decode_chunks(&index, &at, msg);
+    } else {
+        at += (size_t)index.frame_count * INDEX_FRAME_BYTES;
     }
-    rc = decode_lists(&index, tensors, extents, at, data + bytes - 8, msg);
+    if (rc == 0) {
+        rc = decode_lists(&index, tensors, extents, at, data + bytes - 8, msg);
+    }
+    if (rc == 0 && index.codec == CKPT_CODEC_ZSTD) {
+        rc = decode_frames(&index, data + INDEX_HEADER_BYTES, msg);
+    }
     if (rc < 0) {
         ckpt_index_close(&index);
         return rc;
     }
     *ret = index;
     return 0;
-}
-
-const char *ckpt_index_chunk_tensor(const struct ckpt_index *index, uint32_t chunk)
-{
-    uint64_t lo = (uint64_t)chunk * index->chunk_bytes;
-    uint64_t hi = lo + index->chunk_bytes;
-
-    for (uint32_t i = 0; i < index->held.extent_count; i++) {
-        const struct bl_extent *extent = &index->held.extents[i];
-        const struct bl_tensor *tensor = &index->held.tensors[extent->tensor];
-        uint64_t end =
-            extent->offset + bl_extent_elems(extent) * (uint64_t)bl_dtype_bytes(tensor->dtype);
-
-        if (extent->offset < hi && end > lo) {
-            return tensor->name;
-        }
-    }
-    return "header";
 }

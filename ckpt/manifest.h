@@ -55,7 +55,7 @@ struct ckpt_manifest {
     uint64_t samples;     /* consumed before the next step */
     uint64_t seed;
     uint32_t lanes;
-    char codec[CKPT_CODEC_MAX]; /* "none" */
+    char codec[CKPT_CODEC_MAX]; /* "none" or "zstd"; a commit takes "" and "auto" too */
     struct ckpt_layout layout;
     struct ckpt_metrics metrics;
     struct bl_state_digest state; /* of the whole state */

@@ -145,7 +145,8 @@ static void decode_facts(struct decoder *decoder)
     }
     manifest->lanes = next_u32(reader, "lanes");
     next_string(reader, "codec", manifest->codec, sizeof(manifest->codec));
-    if (reader->code == 0 && strcmp(manifest->codec, "none") != 0) {
+    if (reader->code == 0 && strcmp(manifest->codec, "none") != 0 &&
+        strcmp(manifest->codec, "zstd") != 0) {
         ckpt_json_fail(reader, BL_ENOTBUILT, "codec \"%s\" is not built into this version",
                        manifest->codec);
     }

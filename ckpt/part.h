@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A part: one file of a checkpoint, written by one node. With codec none it is a plain safetensors
+ * A part: one file of a checkpoint, written by one node. Without a codec it is a plain safetensors
  * file, its header padded so that the data begins 4096-aligned:
  *
  *     0        8                8 + n = data_offset (a multiple of 4096)         part_bytes
  *     | u64 n  | JSON + spaces  | extent 0 | extent 1 | ...                      |
  *     |<-------- chunk 0 (1 MiB of the file) -------->|<----- chunk 1 ----->|<-->|
+ *
+ * With codec zstd that file, its large floats as byte planes, is what `zstd -d` gives; see codec.h
+ * for chunks and index.h for places. The index is in the file then, behind the frames.
+ *
+ *     | frame 0 | frame 1 | ...        | skippable: index | skippable: seek table |
  *
  * A whole tensor keeps its name as key. A part of one has the key "name@LO-HI" (a flat range of the
  * whole tensor), "name@[lo:hi,lo:hi]" (a box) or "name@[lo:hi,lo:hi]@LO-HI" (a flat range of a
@@ -26,6 +31,7 @@
 #include "ckpt/text.h"
 
 #define CKPT_KEY_MAX          512u
+#define CKPT_KEY_TAIL         "@tail" /* behind a key: what its chunks of planes leave over */
 #define CKPT_HEADER_BYTES_MAX (100u * 1000 * 1000) /* what the safetensors package reads */
 #define CKPT_PART_SUFFIX      ".safetensors"       /* codec none, the index beside it */
 #define CKPT_PART_ZSTD_SUFFIX ".safetensors.zst"   /* codec zstd, the index inside */
@@ -53,14 +59,36 @@ void ckpt_part_key(char ret[CKPT_KEY_MAX], const struct bl_extent *extent,
 /* Can the name stand in a key? Printable ASCII without space, quote, backslash and '@'. */
 bool ckpt_name_is_plain(const char *name);
 
+/* ---- The end of a part of codec zstd: its index as a skippable frame, and the seek table ---- */
+
+#define CKPT_TAIL_PROBE_BYTES 17u /* of the file's end tell where the tail begins */
+
+/* The bytes of the tail, from the index's frame to the end of the file. */
+uint64_t ckpt_part_tail_bytes(const struct ckpt_index *index);
+/* The tail, owned (free()), and the digest of the index in it. part_bytes must be right. */
+BL_MUST_CHECK int ckpt_part_tail_encode(const struct ckpt_index *index, uint8_t **ret_data,
+                                        size_t *ret_bytes, uint64_t *ret_digest,
+                                        struct bl_errmsg *msg);
+/* From the last CKPT_TAIL_PROBE_BYTES of a file: how long its tail is, bounded by file and index.
+ */
+BL_MUST_CHECK int ckpt_part_tail_find(const uint8_t *last, uint64_t file_bytes, uint64_t *ret_bytes,
+                                      struct bl_errmsg *msg);
+/* Reads a tail of a file of file_bytes: the index's digest must be `expect` unless that is NULL,
+ * and every byte must be what the index makes it. ckpt_index_close. */
+BL_MUST_CHECK int ckpt_part_tail_decode(struct ckpt_index *ret, const uint8_t *data, size_t bytes,
+                                        uint64_t file_bytes, const uint64_t *expect,
+                                        struct bl_errmsg *msg);
+
 /* Order of extents in files: name, box, flat range. Negative, 0, positive. */
 int ckpt_extent_order(const struct bl_extent *a, const struct bl_tensor *a_tensor,
                       const struct bl_extent *b, const struct bl_tensor *b_tensor);
 
-/* The header of a part that holds these extents in this order, length field and padding included.
- * Sets each extent's offset in the file, and *ret_part_bytes. Text is the caller's to close. */
-BL_MUST_CHECK int ckpt_part_header(struct bl_extent_list *held, struct ckpt_text *ret,
-                                   uint64_t *ret_part_bytes, struct bl_errmsg *msg);
+/* The header of a part that holds these extents in this order, length field and padding included;
+ * with codec zstd in chunks of chunk_bytes. Sets each extent's offset in raw part space, and
+ * *ret_raw_bytes, its end. Text is the caller's to close. */
+BL_MUST_CHECK int ckpt_part_header(struct bl_extent_list *held, enum ckpt_codec codec,
+                                   uint32_t chunk_bytes, struct ckpt_text *ret,
+                                   uint64_t *ret_raw_bytes, struct bl_errmsg *msg);
 
 /* One entry of a safetensors header. */
 struct ckpt_st_entry {

@@ -162,7 +162,7 @@ void ckpt_piece_digest(const struct ckpt_piece *piece, uint64_t lo, uint64_t byt
 }
 
 int ckpt_piece_take(const struct ckpt_piece *piece, uint64_t lo, uint64_t bytes, void *dest,
-                    struct bl_state_digest *state, struct bl_errmsg *msg)
+                    struct bl_errmsg *msg)
 {
     const struct ckpt_source *source = piece->source;
     uint64_t each = bl_dtype_bytes(piece->tensor->dtype);
@@ -177,6 +177,5 @@ int ckpt_piece_take(const struct ckpt_piece *piece, uint64_t lo, uint64_t bytes,
             return bl_err_in(msg, rc, "tensor %s", piece->tensor->name);
         }
     }
-    ckpt_piece_digest(piece, lo, bytes, dest, state);
     return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys, and the safetensors header: written for our parts, read from anybody's. */
+/* Names and keys, and the safetensors header: written for our parts, read from anybody's. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,12 @@ int ckpt_codec_parse(const char *name, enum ckpt_codec *ret, struct bl_errmsg *m
         *ret = CKPT_CODEC_NONE;
         return 0;
     }
-    return bl_err(msg, BL_ENOTBUILT, "codec \"%s\" is not built into this version; use none", name);
+    if (strcmp(name, "zstd") == 0 || strcmp(name, "auto") == 0) {
+        *ret = CKPT_CODEC_ZSTD;
+        return 0;
+    }
+    return bl_err(msg, BL_ENOTBUILT,
+                  "codec \"%s\" is not built into this version; use none, zstd or auto", name);
 }
 
 void ckpt_part_file(char ret[CKPT_PART_FILE_MAX], const char *name, enum ckpt_codec codec)
@@ -127,35 +132,101 @@ static uint32_t header_shape(uint64_t *ret, const struct bl_extent *extent,
     return tensor->dims;
 }
 
-int ckpt_part_header(struct bl_extent_list *held, struct ckpt_text *ret, uint64_t *ret_part_bytes,
-                     struct bl_errmsg *msg)
+/* One entry: key, dtype, shape, and the next `bytes` of the data. */
+static void add_entry(struct ckpt_text *text, const char *key, const char *dtype,
+                      const uint64_t *shape, uint32_t dims, uint64_t *at, uint64_t bytes)
+{
+    uint64_t range[2] = {*at, *at + bytes};
+
+    ckpt_text_add(text, ",", 1);
+    ckpt_text_string(text, key);
+    ckpt_text_printf(text, ":{\"dtype\":\"%s\",\"shape\":", dtype);
+    ckpt_text_u64s(text, shape, dims);
+    ckpt_text_printf(text, ",\"data_offsets\":");
+    ckpt_text_u64s(text, range, 2);
+    ckpt_text_add(text, "}", 1);
+    *at += bytes;
+}
+
+/* The entries of an extent: as it is, or its chunks of planes and its tail. */
+static void add_extent(struct ckpt_text *text, const struct bl_extent *extent,
+                       const struct bl_tensor *tensor, enum ckpt_codec codec, uint32_t chunk_bytes,
+                       uint64_t *at)
+{
+    uint64_t elems = bl_extent_elems(extent), shape[BL_TENSOR_DIMS_MAX];
+    const char *dtype = bl_dtype_name(tensor->dtype);
+    uint32_t width = bl_dtype_bytes(tensor->dtype);
+    struct ckpt_cutting cut = {0};
+    char key[CKPT_KEY_MAX];
+
+    ckpt_part_key(key, extent, tensor);
+    if (codec == CKPT_CODEC_ZSTD) {
+        ckpt_index_cut(&cut, tensor->dtype, elems, chunk_bytes);
+    }
+    if (cut.chunks == 0) {
+        uint32_t dims = header_shape(shape, extent, tensor);
+
+        add_entry(text, key, dtype, shape, dims, at, elems * width);
+        return;
+    }
+    shape[0] = cut.chunks;
+    shape[1] = cut.planes;
+    shape[2] = cut.each;
+    add_entry(text, key, "U8", shape, 3, at, cut.chunks * cut.planes * cut.each);
+    if (cut.tail > 0) {
+        snprintf(key + strlen(key), CKPT_KEY_MAX - strlen(key), CKPT_KEY_TAIL);
+        shape[0] = cut.tail_planes ? 1 : cut.tail;
+        shape[2] = cut.tail;
+        add_entry(text, key, cut.tail_planes ? "U8" : dtype, shape, cut.tail_planes ? 3 : 1, at,
+                  (uint64_t)cut.tail * width);
+    }
+}
+
+/* What people need to undo planes: "KEY":"F32[67,48]", dtype and shape of what KEY is the planes
+ * of. */
+static void add_metadata(struct ckpt_text *text, const struct bl_extent_list *held,
+                         enum ckpt_codec codec, uint32_t chunk_bytes)
+{
+    ckpt_text_printf(text,
+                     "{\"__metadata__\":{\"format\":\"belay\",\"belay_part\":\"%d\","
+                     "\"codec\":\"%s\"",
+                     CKPT_FORMAT_VERSION, codec == CKPT_CODEC_ZSTD ? "zstd" : "none");
+    for (uint32_t i = 0; codec == CKPT_CODEC_ZSTD && i < held->extent_count && !text->failed; i++) {
+        const struct bl_extent *extent = &held->extents[i];
+        const struct bl_tensor *tensor = &held->tensors[extent->tensor];
+        uint64_t shape[BL_TENSOR_DIMS_MAX];
+        uint32_t dims = header_shape(shape, extent, tensor);
+        struct ckpt_cutting cut;
+        char key[CKPT_KEY_MAX];
+
+        ckpt_index_cut(&cut, tensor->dtype, bl_extent_elems(extent), chunk_bytes);
+        if (cut.chunks == 0) {
+            continue;
+        }
+        ckpt_part_key(key, extent, tensor);
+        ckpt_text_add(text, ",", 1);
+        ckpt_text_string(text, key);
+        ckpt_text_printf(text, ":\"%s", bl_dtype_name(tensor->dtype));
+        ckpt_text_u64s(text, shape, dims);
+        ckpt_text_add(text, "\"", 1);
+    }
+    ckpt_text_add(text, "}", 1);
+}
+
+int ckpt_part_header(struct bl_extent_list *held, enum ckpt_codec codec, uint32_t chunk_bytes,
+                     struct ckpt_text *ret, uint64_t *ret_raw_bytes, struct bl_errmsg *msg)
 {
     struct ckpt_text text = {0};
     uint64_t at = 0, json_bytes;
     uint8_t first[8] = {0};
 
     ckpt_text_add(&text, first, 8);
-    ckpt_text_printf(&text,
-                     "{\"__metadata__\":{\"format\":\"belay\",\"belay_part\":\"%d\","
-                     "\"codec\":\"none\"}",
-                     CKPT_FORMAT_VERSION);
+    add_metadata(&text, held, codec, chunk_bytes);
     for (uint32_t i = 0; i < held->extent_count && !text.failed; i++) {
         struct bl_extent *extent = &held->extents[i];
-        const struct bl_tensor *tensor = &held->tensors[extent->tensor];
-        uint64_t bytes = bl_extent_elems(extent) * bl_dtype_bytes(tensor->dtype);
-        uint64_t shape[BL_TENSOR_DIMS_MAX], range[2] = {at, at + bytes};
-        char key[CKPT_KEY_MAX];
 
-        ckpt_part_key(key, extent, tensor);
-        ckpt_text_add(&text, ",", 1);
-        ckpt_text_string(&text, key);
-        ckpt_text_printf(&text, ":{\"dtype\":\"%s\",\"shape\":", bl_dtype_name(tensor->dtype));
-        ckpt_text_u64s(&text, shape, header_shape(shape, extent, tensor));
-        ckpt_text_printf(&text, ",\"data_offsets\":");
-        ckpt_text_u64s(&text, range, 2);
-        ckpt_text_add(&text, "}", 1);
         extent->offset = at;
-        at += bytes;
+        add_extent(&text, extent, &held->tensors[extent->tensor], codec, chunk_bytes, &at);
     }
     ckpt_text_add(&text, "}", 1);
     while (!text.failed && text.bytes % 4096 != 0) {
@@ -174,7 +245,7 @@ int ckpt_part_header(struct bl_extent_list *held, struct ckpt_text *ret, uint64_
     for (uint32_t i = 0; i < held->extent_count; i++) {
         held->extents[i].offset += text.bytes;
     }
-    *ret_part_bytes = text.bytes + at;
+    *ret_raw_bytes = text.bytes + at;
     *ret = text;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads parts: windows of whole chunks, several in flight, every chunk's digest checked before
- * anybody sees its bytes. Only chunks that are wanted are read.
+ * Reads parts, here without a codec: windows of whole chunks, several in flight, every chunk's
+ * digest checked before anybody sees its bytes. Only chunks that are wanted are read.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -10,32 +10,124 @@
 #include <string.h>
 
 #include "ckpt/part.h"
+#include "ckpt/part_read.h"
 #include "ckpt/queue.h"
 
-int ckpt_part_index_load(struct ckpt_io *io, const char *dir, const char *name,
-                         enum ckpt_codec codec, const uint64_t *expect, struct ckpt_index *ret,
-                         struct bl_errmsg *msg)
+/* Reads bytes [offset, offset + bytes) of an open file. */
+static int read_range(struct ckpt_io *io, int fd, uint64_t offset, uint8_t *data, uint64_t bytes,
+                      struct bl_errmsg *msg)
 {
-    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
+    for (uint64_t done = 0; done < bytes;) {
+        int64_t n = io->ops->pread(io, fd, data + done, (size_t)(bytes - done), offset + done);
+
+        if (n < 0) {
+            return bl_err_code(msg, (int)n, "read");
+        }
+        if (n == 0) {
+            return bl_err(msg, BL_EFORMAT, "became shorter while it was read");
+        }
+        done += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* The tail of a file of `size` bytes, owned by the caller. */
+static int tail_read(struct ckpt_io *io, int fd, uint64_t size, uint8_t **ret_data,
+                     uint64_t *ret_bytes, struct bl_errmsg *msg)
+{
+    uint8_t last[CKPT_TAIL_PROBE_BYTES] = {0}, *data;
+    uint64_t bytes = 0;
+    int rc = size < sizeof(last)
+                 ? bl_err(msg, BL_EFORMAT, "%llu bytes are no part", (unsigned long long)size)
+                 : read_range(io, fd, size - sizeof(last), last, sizeof(last), msg);
+
+    if (rc == 0) {
+        rc = ckpt_part_tail_find(last, size, &bytes, msg);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    data = malloc((size_t)bytes);
+    if (data == NULL) {
+        return bl_err_code(msg, -ENOMEM, "index of %llu bytes", (unsigned long long)bytes);
+    }
+    rc = read_range(io, fd, size - bytes, data, bytes, msg);
+    if (rc < 0) {
+        free(data);
+        return rc;
+    }
+    *ret_data = data;
+    *ret_bytes = bytes;
+    return 0;
+}
+
+/* The index out of a part of codec zstd. */
+static int tail_load(struct ckpt_io *io, const char *path, const uint64_t *expect,
+                     struct ckpt_index *ret, struct bl_errmsg *msg)
+{
+    uint64_t size = 0, bytes = 0;
+    uint8_t *data = NULL;
+    int fd, rc = io->ops->size(io, path, &size);
+
+    if (rc < 0) {
+        return bl_err_code(msg, rc, "open %s", path);
+    }
+    fd = io->ops->open(io, path, O_RDONLY, 0);
+    if (fd < 0) {
+        return bl_err_code(msg, fd, "open %s", path);
+    }
+    rc = tail_read(io, fd, size, &data, &bytes, msg);
+    if (rc == 0) {
+        rc = ckpt_part_tail_decode(ret, data, (size_t)bytes, size, expect, msg);
+    }
+    BL_IGNORE(io->ops->close(io, fd), "opened for reading");
+    free(data);
+    return rc < 0 ? bl_err_in(msg, rc, "%s", path) : 0;
+}
+
+/* The index in a file of its own. */
+static int file_load(struct ckpt_io *io, const char *path, const uint64_t *expect,
+                     struct ckpt_index *ret, struct bl_errmsg *msg)
+{
+    struct ckpt_index index = {0};
     char *data = NULL;
     size_t bytes = 0;
-    int rc;
+    int rc = ckpt_io_read_file(io, path, CKPT_INDEX_BYTES_MAX, &data, &bytes, msg);
 
-    ckpt_part_index_file(file, name, codec);
-    rc = ckpt_path_join(path, dir, file, NULL, msg);
-    if (rc == 0) {
-        rc = ckpt_io_read_file(io, path, CKPT_INDEX_BYTES_MAX, &data, &bytes, msg);
-    }
     if (rc < 0) {
         return rc;
     }
     if (expect != NULL && bl_xxh3(data, bytes) != *expect) {
         rc = bl_err(msg, BL_EDIGEST, "digest differs from the manifest's");
     } else {
-        rc = ckpt_index_decode(ret, (const uint8_t *)data, bytes, msg);
+        rc = ckpt_index_decode(&index, (const uint8_t *)data, bytes, msg);
     }
     free(data);
-    return rc < 0 ? bl_err_in(msg, rc, "%s", path) : 0;
+    if (rc == 0 && index.codec != CKPT_CODEC_NONE) {
+        ckpt_index_close(&index);
+        rc = bl_err(msg, BL_EFORMAT, "index: codec number %u has no index file", index.codec);
+    }
+    if (rc < 0) {
+        return bl_err_in(msg, rc, "%s", path);
+    }
+    *ret = index;
+    return 0;
+}
+
+int ckpt_part_index_load(struct ckpt_io *io, const char *dir, const char *name,
+                         enum ckpt_codec codec, const uint64_t *expect, struct ckpt_index *ret,
+                         struct bl_errmsg *msg)
+{
+    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
+    int rc;
+
+    ckpt_part_index_file(file, name, codec);
+    rc = ckpt_path_join(path, dir, file, NULL, msg);
+    if (rc < 0) {
+        return rc;
+    }
+    return codec == CKPT_CODEC_ZSTD ? tail_load(io, path, expect, ret, msg)
+                                    : file_load(io, path, expect, ret, msg);
 }
 
 /* A window in flight. */
@@ -169,8 +261,8 @@ static int finish_window(struct part_scan *scan, struct bl_errmsg *msg)
     return rc;
 }
 
-static int part_open_read(const struct ckpt_part_reader *reader, int *ret_fd, bool *ret_direct,
-                          struct bl_errmsg *msg)
+int ckpt_part_read_open(const struct ckpt_part_reader *reader, int *ret_fd, bool *ret_direct,
+                        struct bl_errmsg *msg)
 {
     struct ckpt_io *io = reader->io;
     bool direct = (io->disable & CKPT_IO_NO_DIRECT) == 0;
@@ -197,12 +289,12 @@ static int part_open_read(const struct ckpt_part_reader *reader, int *ret_fd, bo
     return 0;
 }
 
-int ckpt_part_read(const struct ckpt_part_reader *reader, struct bl_errmsg *msg)
+static int read_plain(const struct ckpt_part_reader *reader, struct bl_errmsg *msg)
 {
     struct part_scan scan = {.reader = reader, .fd = -1};
     struct ckpt_queue_info info;
     bool direct = false;
-    int rc = part_open_read(reader, &scan.fd, &direct, msg);
+    int rc = ckpt_part_read_open(reader, &scan.fd, &direct, msg);
 
     if (rc < 0) {
         return rc;
@@ -228,4 +320,10 @@ int ckpt_part_read(const struct ckpt_part_reader *reader, struct bl_errmsg *msg)
     ckpt_queue_free(scan.queue);
     BL_IGNORE(reader->io->ops->close(reader->io, scan.fd), "opened for reading");
     return rc;
+}
+
+int ckpt_part_read(const struct ckpt_part_reader *reader, struct bl_errmsg *msg)
+{
+    return reader->index->codec == CKPT_CODEC_ZSTD ? ckpt_part_read_zstd(reader, msg)
+                                                   : read_plain(reader, msg);
 }

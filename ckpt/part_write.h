@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A part's writer from inside: what is to be written (part_gather.c), and the part's file with what
- * goes around it (part_write.c).
+ * A part's writer from inside: what is to be written (part_gather.c), the stream of large aligned
+ * writes and what goes into it without a codec (part_stream.c) or with one (part_encode.c), and the
+ * part's file with what goes around it (part_write.c).
  */
 #ifndef BL_CKPT_PART_WRITE_H
 #define BL_CKPT_PART_WRITE_H
@@ -35,10 +36,9 @@ BL_MUST_CHECK int ckpt_pieces_gather(struct ckpt_pieces *ret, const struct ckpt_
 BL_MUST_CHECK int ckpt_pieces_describe(const struct ckpt_pieces *pieces,
                                        struct bl_extent_list *held, struct bl_errmsg *msg);
 
-/* Bytes [lo, lo + bytes) of a piece, whole elements, copied or fetched to `dest`; adds them to the
- * state digest. */
+/* Bytes [lo, lo + bytes) of a piece, whole elements, copied or fetched to `dest`. */
 BL_MUST_CHECK int ckpt_piece_take(const struct ckpt_piece *piece, uint64_t lo, uint64_t bytes,
-                                  void *dest, struct bl_state_digest *state, struct bl_errmsg *msg);
+                                  void *dest, struct bl_errmsg *msg);
 
 /* Adds bytes [lo, lo + bytes) of a piece, which lie at data, to the state digest. Any thread. */
 void ckpt_piece_digest(const struct ckpt_piece *piece, uint64_t lo, uint64_t bytes,
@@ -48,5 +48,43 @@ static inline uint64_t ckpt_piece_bytes(const struct ckpt_piece *piece)
 {
     return bl_extent_elems(piece->extent) * bl_dtype_bytes(piece->tensor->dtype);
 }
+
+struct ckpt_part_writer {
+    struct ckpt_io *io;
+    const struct ckpt_part_job *job;
+    char path[CKPT_PATH_MAX];
+    int fd;
+    struct ckpt_pieces pieces; /* owned */
+    struct ckpt_index index;   /* owned */
+    struct ckpt_text header;   /* owned */
+    bool allocates;            /* the file system can */
+    uint64_t allocated;        /* bytes of the file that are there for certain */
+    /* The stream: the buffer that is being filled, and what went before. */
+    struct ckpt_queue *queue;
+    uint32_t slot, filled;
+    uint8_t *data;      /* NULL: no buffer is taken */
+    uint64_t written;   /* bytes given to the queue */
+    uint64_t waited_us; /* for the target */
+};
+
+uint64_t ckpt_now_us(void);
+
+/* Allocates the first `bytes` of the file, in steps; a file system that cannot is fine. */
+BL_MUST_CHECK int ckpt_stream_allocate(struct ckpt_part_writer *writer, uint64_t bytes,
+                                       struct bl_errmsg *msg);
+/* Appends bytes to the part. */
+BL_MUST_CHECK int ckpt_stream_append(struct ckpt_part_writer *writer, const void *data,
+                                     size_t bytes, struct bl_errmsg *msg);
+/* Sends what is left and waits until all is written. */
+BL_MUST_CHECK int ckpt_stream_finish(struct ckpt_part_writer *writer, struct bl_errmsg *msg);
+/* BL_EABORTED when the job says so. */
+BL_MUST_CHECK int ckpt_stream_check(const struct ckpt_part_writer *writer, struct bl_errmsg *msg);
+
+/* Header and pieces as they stand; fills index.chunks and state. */
+BL_MUST_CHECK int ckpt_stream_plain(struct ckpt_part_writer *writer, struct bl_errmsg *msg);
+
+/* Header and pieces as frames; fills index.frames and state. Memory: per thread 4 chunks of input
+ * and output and zstd's, about 6 MiB. */
+BL_MUST_CHECK int ckpt_stream_encode(struct ckpt_part_writer *writer, struct bl_errmsg *msg);
 
 #endif

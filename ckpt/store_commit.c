@@ -137,9 +137,8 @@ static int gather(struct ckpt_store *store, const char *path, struct ckpt_manife
     if (manifest->writer[0] == '\0') {
         snprintf(manifest->writer, sizeof(manifest->writer), "belay %s", BELAY_VERSION);
     }
-    if (manifest->codec[0] == '\0') {
-        snprintf(manifest->codec, sizeof(manifest->codec), "none");
-    }
+    snprintf(manifest->codec, sizeof(manifest->codec), "%s",
+             codec == CKPT_CODEC_ZSTD ? "zstd" : "none"); /* "auto" is the writer's choice only */
     return 0;
 }
 

@@ -20,13 +20,15 @@ struct verifier {
     const struct ckpt_verify_job *job;
     struct ckpt_verify_result *result;
     struct bl_errmsg *msg;
-    uint64_t bytes_all;
+    uint64_t bytes_done, bytes_all; /* as they are without a codec */
     /* The part that is being read. */
     char path[CKPT_PATH_MAX];
     const struct ckpt_index *index;
     uint32_t extent; /* the first that does not end before the window */
     struct bl_state_digest state;
     bool chunks_bad;
+    struct ckpt_text header; /* owned; codec zstd: what the header must be */
+    bool header_bad;
 };
 
 static void finding(struct verifier *verifier, const char *file, const char *fmt, ...)
@@ -51,7 +53,9 @@ static void finding(struct verifier *verifier, const char *file, const char *fmt
 static int verify_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
 {
     struct verifier *verifier = arg;
-    uint64_t lo = (uint64_t)chunk * verifier->index->chunk_bytes;
+    const struct ckpt_index *index = verifier->index;
+    uint64_t lo = index->codec == CKPT_CODEC_ZSTD ? index->frames[index->layout[chunk].frame].at
+                                                  : (uint64_t)chunk * index->chunk_bytes;
 
     (void)msg;
     verifier->chunks_bad = true;
@@ -71,6 +75,12 @@ static int verify_window(void *arg, uint64_t offset, const uint8_t *data, uint32
     uint64_t end = offset + bytes;
 
     (void)msg;
+    if (verifier->header.data != NULL && offset < verifier->header.bytes) {
+        uint64_t in_header = verifier->header.bytes < end ? verifier->header.bytes : end;
+
+        verifier->header_bad = verifier->header_bad || memcmp(verifier->header.data + offset, data,
+                                                              in_header - offset) != 0;
+    }
     for (uint32_t i = verifier->extent; i < held->extent_count; i++) {
         const struct bl_extent *extent = &held->extents[i];
         uint64_t each = bl_dtype_bytes(held->tensors[extent->tensor].dtype);
@@ -91,10 +101,9 @@ static int verify_window(void *arg, uint64_t offset, const uint8_t *data, uint32
         }
         verifier->extent = extent_end <= end ? i + 1 : i;
     }
-    verifier->result->bytes_read += bytes;
+    verifier->bytes_done += bytes;
     if (verifier->job->progress != NULL) {
-        verifier->job->progress(verifier->job->arg, verifier->result->bytes_read,
-                                verifier->bytes_all);
+        verifier->job->progress(verifier->job->arg, verifier->bytes_done, verifier->bytes_all);
     }
     return 0;
 }
@@ -184,6 +193,44 @@ static void verify_header(struct verifier *verifier)
     }
 }
 
+/* With codec zstd the header is in the frames; there is one way to write it. */
+static int header_make(struct verifier *verifier)
+{
+    const struct ckpt_index *index = verifier->index;
+    struct bl_extent_list held = {0};
+    struct bl_errmsg why = {0};
+    uint64_t raw_bytes = 0;
+    int rc;
+
+    verifier->header_bad = false;
+    if (index->codec != CKPT_CODEC_ZSTD) {
+        return 0;
+    }
+    rc = bl_extent_list_copy(&held, &index->held);
+    if (rc == 0) {
+        rc = ckpt_part_header(&held, index->codec, index->chunk_bytes, &verifier->header,
+                              &raw_bytes, &why);
+    }
+    bl_extent_list_close(&held);
+    if (rc == -ENOMEM) {
+        return bl_err_code(verifier->msg, rc, "header");
+    }
+    /* The extents follow one another (the index was checked), so this is all that can differ. */
+    verifier->header_bad = rc < 0 || verifier->header.bytes != index->data_offset;
+    return 0;
+}
+
+/* After all bytes went by. */
+static void header_check_end(struct verifier *verifier)
+{
+    if (verifier->index->codec != CKPT_CODEC_ZSTD) {
+        verify_header(verifier);
+    } else if (verifier->header_bad) {
+        finding(verifier, verifier->path, "%s: header: does not say what the index says",
+                verifier->path);
+    }
+}
+
 static int verify_part_bytes(struct verifier *verifier)
 {
     struct ckpt_load_result counts = {0};
@@ -198,19 +245,24 @@ static int verify_part_bytes(struct verifier *verifier)
         .cancel = verifier->job->cancel,
         .result = &counts,
     };
-    int rc;
+    int rc = header_make(verifier);
 
+    if (rc < 0) {
+        return rc;
+    }
     verifier->extent = 0;
     memset(&verifier->state, 0, sizeof(verifier->state));
     verifier->chunks_bad = false;
     rc = ckpt_part_read(&reader, &why);
+    ckpt_text_close(&verifier->header);
+    verifier->result->bytes_read += counts.bytes_read;
     if (rc == BL_EABORTED || rc == -ENOMEM) {
         return bl_err(verifier->msg, rc, "%s", why.text);
     }
     if (rc < 0) {
         finding(verifier, verifier->path, "%s", why.text);
     } else if (!verifier->chunks_bad) {
-        verify_header(verifier);
+        header_check_end(verifier);
         if (!bl_state_digest_equal(&verifier->state, &verifier->index->state)) {
             finding(verifier, verifier->path, "%s: state digest differs from its index's",
                     verifier->path);
@@ -239,7 +291,7 @@ static int verify_part(struct verifier *verifier, const char *dir_path, enum ckp
     if (rc < 0) {
         finding(verifier, file, "%s", why.text);
     }
-    if (index.chunks == NULL || rc < 0) {
+    if (index.data_offset == 0 || rc < 0) { /* no index, or no such file */
         ckpt_index_close(&index);
         return 0;
     }
@@ -314,7 +366,7 @@ int ckpt_verify(struct ckpt_store *store, const char *dir, const struct ckpt_ver
         return 0;
     }
     for (uint32_t i = 0; i < opened.manifest.part_count; i++) {
-        verifier.bytes_all += opened.manifest.parts[i].bytes;
+        verifier.bytes_all += opened.manifest.parts[i].raw_bytes;
     }
     for (uint32_t i = 0; rc == 0 && i < opened.manifest.part_count; i++) {
         rc = verify_part(&verifier, path, opened.codec, &opened.manifest.parts[i], &sum);
