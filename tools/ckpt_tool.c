@@ -48,7 +48,7 @@ static const struct ckpt_tool_verb show_verb = {
 
 static const struct ckpt_tool_verb *const verbs[] = {
     &ckpt_tool_verb_ls,     &show_verb,
-    &ckpt_tool_verb_verify, NOT_BUILT("diff"),
+    &ckpt_tool_verb_verify, &ckpt_tool_verb_diff,
     &ckpt_tool_verb_import, &ckpt_tool_verb_export,
     NOT_BUILT("reshard"),   NOT_BUILT("prune"),
     NOT_BUILT("repair"),

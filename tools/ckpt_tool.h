@@ -66,7 +66,8 @@ struct ckpt_tool_verb {
 #define TOOL_OPTIONS_BYTES_MAX 4096u
 
 extern const struct ckpt_tool_verb ckpt_tool_verb_ls, ckpt_tool_verb_verify;
-extern const struct ckpt_tool_verb ckpt_tool_verb_import, ckpt_tool_verb_export;
+extern const struct ckpt_tool_verb ckpt_tool_verb_import, ckpt_tool_verb_export,
+    ckpt_tool_verb_diff;
 
 /* "ckpt-tool: WHAT: TEXT; see ckpt-tool VERB --help" on standard error (verb may be NULL);
  * TOOL_USAGE. */

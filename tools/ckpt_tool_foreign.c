@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/ckpt_tool_foreign.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define SHOWN_MAX 100u
 
@@ -36,14 +38,69 @@ bool tool_pick(struct ckpt_store *store, const uint64_t *step, char dir[CKPT_DIR
     return picked != NULL;
 }
 
+/* A file that does not call itself safetensors. */
+static bool is_llama2c(const char *path)
+{
+    size_t bytes = strlen(path), end = strlen(".safetensors");
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) &&
+           !(bytes > end && strcmp(path + bytes - end, ".safetensors") == 0);
+}
+
+static int open_llama2c(struct tool_source *source, const char *path, struct bl_errmsg *msg)
+{
+    struct ckpt_model model;
+    int rc = ckpt_llama2c_open(&source->view, &model, path, msg);
+
+    if (rc == 0) {
+        rc = ckpt_map_make(&source->maps, &model, CKPT_NAMES_LLAMA2C, msg);
+    }
+    return rc < 0 ? rc : ckpt_view_ours(&source->ours, source->view, &source->maps, msg);
+}
+
+bool tool_source_ours(struct tool_source *source, struct ckpt_view **ret)
+{
+    struct bl_errmsg why = {0};
+    struct ckpt_model model;
+    int rc = 0;
+
+    if (source->store == NULL && source->ours == NULL) {
+        rc = ckpt_foreign_model(&model, source->path, &why);
+        if (rc == -ENOENT || rc == -ENOTDIR || (rc == 0 && model.arch == CKPT_ARCH_LLAMA)) {
+            *ret = source->view;
+            return true;
+        }
+        if (rc == 0) {
+            rc = ckpt_map_make(&source->maps, &model, ckpt_foreign_naming(source->view, model.arch),
+                               &why);
+        }
+        if (rc == 0) {
+            struct tool_findings findings = {0};
+
+            ckpt_map_compare(&source->maps, source->view, tool_findings_add, &findings);
+            source->findings = findings.count;
+            rc = ckpt_view_ours(&source->ours, source->view, &source->maps, &why);
+        }
+    }
+    if (rc < 0) {
+        ckpt_tool_fail("%s", why.text);
+        return false;
+    }
+    *ret = source->ours != NULL ? source->ours : source->view;
+    return true;
+}
+
 bool tool_source_open(struct tool_source *ret, const char *path, const uint64_t *step)
 {
     struct bl_errmsg why = {0};
     int rc;
 
     memset(ret, 0, sizeof(*ret));
+    snprintf(ret->path, sizeof(ret->path), "%s", path);
     if (ckpt_foreign_is(path)) {
-        rc = ckpt_foreign_open(&ret->view, path, &why);
+        rc = is_llama2c(path) ? open_llama2c(ret, path, &why)
+                              : ckpt_foreign_open(&ret->view, path, &why);
     } else {
         struct ckpt_place place = {.dir = ret->dir};
 
@@ -65,7 +122,9 @@ bool tool_source_open(struct tool_source *ret, const char *path, const uint64_t 
 
 void tool_source_close(struct tool_source *source)
 {
+    ckpt_view_close(source->ours);
     ckpt_view_close(source->view);
+    ckpt_map_close(&source->maps);
     ckpt_store_close(source->store);
     memset(source, 0, sizeof(*source));
 }
