@@ -14,32 +14,6 @@
 #include "base/json.h"
 #include "tools/ckpt_tool_args.h"
 
-static int show(const struct ckpt_tool_call *call);
-
-struct show_options {
-    bool tensors;
-};
-
-static const struct ckpt_tool_option show_table[] = {
-    {"--tensors", NULL, TOOL_FLAG, offsetof(struct show_options, tensors),
-     "every tensor and where it lies"},
-};
-
-static const struct ckpt_tool_verb show_verb = {
-    .name = "show",
-    .paths = "PATH",
-    .paths_min = 1,
-    .paths_max = 1,
-    .summary = "what a checkpoint holds; of a root, the newest",
-    .text = "Shows what one checkpoint holds: run, step, digest, layout, parts. Of a root,\n"
-            "the newest good one.",
-    .examples = "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n",
-    .options = show_table,
-    .option_count = 1,
-    .options_bytes = sizeof(struct show_options),
-    .run = show,
-};
-
 #define NOT_BUILT(verb)                                                                            \
     &(const struct ckpt_tool_verb)                                                                 \
     {                                                                                              \
@@ -47,11 +21,9 @@ static const struct ckpt_tool_verb show_verb = {
     }
 
 static const struct ckpt_tool_verb *const verbs[] = {
-    &ckpt_tool_verb_ls,     &show_verb,
-    &ckpt_tool_verb_verify, &ckpt_tool_verb_diff,
-    &ckpt_tool_verb_import, &ckpt_tool_verb_export,
-    NOT_BUILT("reshard"),   NOT_BUILT("prune"),
-    NOT_BUILT("repair"),
+    &ckpt_tool_verb_ls,   &ckpt_tool_verb_show,   &ckpt_tool_verb_verify,
+    &ckpt_tool_verb_diff, &ckpt_tool_verb_import, &ckpt_tool_verb_export,
+    NOT_BUILT("reshard"), NOT_BUILT("prune"),     NOT_BUILT("repair"),
 };
 #define VERB_COUNT (sizeof(verbs) / sizeof(verbs[0]))
 
@@ -196,15 +168,6 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
         return NULL;
     }
     return store;
-}
-
-static int show(const struct ckpt_tool_call *call)
-{
-    const struct show_options *options = call->options;
-    const struct ckpt_tool_args args = {
-        .path = call->paths[0], .json = call->json, .tensors = options->tensors};
-
-    return ckpt_tool_show(&args);
 }
 
 static int run_verb(const struct ckpt_tool_verb *verb, int argc, char **argv)

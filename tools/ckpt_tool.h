@@ -67,7 +67,7 @@ struct ckpt_tool_verb {
 
 extern const struct ckpt_tool_verb ckpt_tool_verb_ls, ckpt_tool_verb_verify;
 extern const struct ckpt_tool_verb ckpt_tool_verb_import, ckpt_tool_verb_export,
-    ckpt_tool_verb_diff;
+    ckpt_tool_verb_diff, ckpt_tool_verb_show;
 
 /* "ckpt-tool: WHAT: TEXT; see ckpt-tool VERB --help" on standard error (verb may be NULL);
  * TOOL_USAGE. */
@@ -77,13 +77,6 @@ int ckpt_tool_usage(const char *verb, const char *what, const char *text);
 bool ckpt_tool_parse_size(const char *text, uint64_t *ret);
 /* Parses a whole number without sign. */
 bool ckpt_tool_parse_count(const char *text, uint64_t *ret);
-
-/* The options of the verb that come from before the table. */
-struct ckpt_tool_args {
-    const char *path; /* of a root or a checkpoint */
-    bool json, fast, tensors;
-};
-int ckpt_tool_show(const struct ckpt_tool_args *args);
 
 /* ---- What verbs share ---- */
 

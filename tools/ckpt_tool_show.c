@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ckpt-tool show: what one checkpoint holds. */
+/*
+ * ckpt-tool show: what one checkpoint, or other people's files, hold. Statistics are made in one
+ * pass over each tensor, a slice at a time.
+ */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +11,22 @@
 
 #include "base/json.h"
 #include "ckpt/part.h"
-#include "tools/ckpt_tool.h"
+#include "tools/ckpt_tool_foreign.h"
+#include "tools/ckpt_tool_values.h"
+
+struct show_options {
+    bool tensors, stats;
+    const char *step;
+};
+
+static const struct ckpt_tool_option show_table[] = {
+    {"--tensors", NULL, TOOL_FLAG, offsetof(struct show_options, tensors),
+     "every tensor and where it lies"},
+    {"--stats", NULL, TOOL_FLAG, offsetof(struct show_options, stats),
+     "of every tensor: min, max, mean, standard deviation, NaN and infinite values"},
+    {"--step", "N", TOOL_TEXT, offsetof(struct show_options, step),
+     "of a root: this step instead of the newest"},
+};
 
 /* An extent of some part, to be sorted by tensor. */
 struct row {
@@ -189,16 +208,15 @@ static json_t *parts_json(const struct ckpt_manifest *manifest)
     return list;
 }
 
-static int print_json(const struct ckpt_store *store, const char *dir,
-                      const struct ckpt_manifest *manifest, bool tensors)
+static json_t *checkpoint_json(const struct ckpt_store *store, const char *dir,
+                               const struct ckpt_manifest *manifest)
 {
     char digest[BL_STATE_DIGEST_TEXT_BYTES], seed[24];
     const struct ckpt_layout *layout = &manifest->layout;
-    json_t *value;
 
     bl_state_digest_format(&manifest->state, digest);
     snprintf(seed, sizeof(seed), "%llu", (unsigned long long)manifest->seed);
-    value = json_pack(
+    return json_pack(
         "{si ss ss ss sI sI sI ss so sI ss si s{si si si si si} so sI sI ss so so}", "schema", 1,
         "root", ckpt_store_path(store), "dir", dir, "run", manifest->run, "step",
         (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "line",
@@ -210,58 +228,192 @@ static int print_json(const struct ckpt_store *store, const char *dir,
         "tokens", (json_int_t)manifest->metrics.tokens, "saved_unix_s",
         (json_int_t)manifest->metrics.saved_unix_s, "writer", manifest->writer, "parts",
         parts_json(manifest), "job", json_loads(manifest->job, 0, NULL));
-    if (value != NULL && tensors) {
+}
+
+/* ---- Statistics ---- */
+
+static int stats_of(struct ckpt_view *view, uint32_t index, void *raw, double *values,
+                    struct tool_stats *ret, struct bl_errmsg *msg)
+{
+    const struct bl_tensor *tensor = &view->tensors[index];
+    uint64_t elems = tensor->dims == 0 ? 1 : bl_tensor_elems(tensor);
+    int rc = 0;
+
+    for (uint64_t lo = 0, hi; rc == 0 && lo < elems; lo = hi) {
+        hi = elems - lo < TOOL_SLICE_ELEMS ? elems : lo + TOOL_SLICE_ELEMS;
+        rc = ckpt_view_read_flat(view, index, lo, hi, raw, msg);
+        if (rc == 0) {
+            tool_values(values, raw, tensor->dtype, hi - lo);
+            tool_stats_add(ret, values, hi - lo);
+        }
+    }
+    return rc;
+}
+
+/* A number of finite values, or null when there are none. */
+static json_t *finite_json(const struct tool_stats *stats, double value)
+{
+    return stats->finite > 0 ? json_real(value) : json_null();
+}
+
+static json_t *stats_json(const struct bl_tensor *tensor, const struct tool_stats *stats)
+{
+    return json_pack("{ss ss ss so sI so so so so sI sI sI}", "name", tensor->name, "kind",
+                     kind_name(tensor->kind), "dtype", bl_dtype_name(tensor->dtype), "shape",
+                     u64s_json(tensor->shape, tensor->dims), "elements", (json_int_t)stats->count,
+                     "min", finite_json(stats, stats->min), "max", finite_json(stats, stats->max),
+                     "mean", finite_json(stats, stats->mean), "std",
+                     finite_json(stats, tool_stats_std(stats)), "nan", (json_int_t)stats->nan,
+                     "inf", (json_int_t)stats->inf, "zero", (json_int_t)stats->zero);
+}
+
+static void stats_print(const struct bl_tensor *tensor, const struct tool_stats *stats)
+{
+    char shape[160];
+
+    shape_text(tensor, shape, sizeof(shape));
+    printf("  %-48s %-5s %-16s %12.5g %12.5g %12.5g %12.5g %6llu %6llu\n", tensor->name,
+           bl_dtype_name(tensor->dtype), shape, stats->min, stats->max, stats->mean,
+           tool_stats_std(stats), (unsigned long long)stats->nan, (unsigned long long)stats->inf);
+}
+
+/* Every tensor of a view: into `list`, or printed. */
+static int stats_all(const struct ckpt_tool_call *call, struct ckpt_view *view, json_t *list,
+                     struct bl_errmsg *msg)
+{
+    struct tool_progress progress;
+    uint64_t bytes = 0;
+    void *raw = malloc(TOOL_SLICE_ELEMS * sizeof(double));
+    double *values = malloc(TOOL_SLICE_ELEMS * sizeof(double));
+    int rc = raw == NULL || values == NULL ? bl_err(msg, -ENOMEM, "out of memory") : 0;
+
+    for (uint32_t i = 0; i < view->tensor_count; i++) {
+        bytes += bl_tensor_elems(&view->tensors[i]) * bl_dtype_bytes(view->tensors[i].dtype);
+    }
+    tool_progress_start(&progress, "show", bytes, tool_progress_mode(call->json, call->progress));
+    if (rc == 0 && list == NULL) {
+        printf("  %-48s %-5s %-16s %12s %12s %12s %12s %6s %6s\n", "tensor", "dtype", "shape",
+               "min", "max", "mean", "std", "nan", "inf");
+    }
+    for (uint32_t i = 0; rc == 0 && i < view->tensor_count; i++) {
+        const struct bl_tensor *tensor = &view->tensors[i];
+        struct tool_stats stats = {0};
+
+        rc = stats_of(view, i, raw, values, &stats, msg);
+        tool_progress_show(&progress,
+                           progress.done + bl_tensor_elems(tensor) * bl_dtype_bytes(tensor->dtype));
+        if (rc == 0 && list != NULL) {
+            json_array_append_new(list, stats_json(tensor, &stats));
+        } else if (rc == 0) {
+            tool_progress_clear(&progress);
+            stats_print(tensor, &stats);
+        }
+    }
+    tool_progress_finish(&progress);
+    free(raw);
+    free(values);
+    return rc;
+}
+
+/* ---- The verb ---- */
+
+static int show_checkpoint(const struct ckpt_tool_call *call, struct tool_source *source)
+{
+    const struct show_options *options = call->options;
+    const struct ckpt_manifest *manifest = ckpt_view_manifest(source->view);
+    json_t *list = NULL, *value;
+    struct bl_errmsg why = {0};
+    int rc = 0;
+
+    if (!call->json) {
+        print_text(source->store, source->dir, manifest, options->tensors);
+        rc = options->stats ? stats_all(call, source->view, NULL, &why) : 0;
+        return rc < 0 ? ckpt_tool_fail("%s", why.text) : TOOL_GOOD;
+    }
+    value = checkpoint_json(source->store, source->dir, manifest);
+    if (value != NULL && options->tensors) {
         json_object_set_new(value, "tensors", tensors_json(manifest));
+    }
+    if (value != NULL && options->stats) {
+        list = json_array();
+        rc = stats_all(call, source->view, list, &why);
+        json_object_set_new(value, "stats", list);
+    }
+    if (rc < 0) {
+        json_decref(value);
+        return ckpt_tool_fail("%s", why.text);
     }
     return ckpt_tool_print_json(value, TOOL_GOOD);
 }
 
-/* The newest good checkpoint of a root into `dir`; false when there is none. */
-static bool pick_newest(struct ckpt_store *store, char dir[CKPT_DIR_MAX])
+/* Other people's files: tensors, or their statistics. */
+static int show_files(const struct ckpt_tool_call *call, struct tool_source *source)
 {
-    const struct ckpt_entry *newest;
+    const struct show_options *options = call->options;
+    struct ckpt_view *view = source->view;
+    json_t *list = call->json ? json_array() : NULL;
     struct bl_errmsg why = {0};
-    struct ckpt_scan scan;
+    int rc = 0;
 
-    if (ckpt_scan(store, &scan, &why) < 0) {
-        ckpt_tool_fail("%s", why.text);
-        return false;
+    if (options->stats) {
+        rc = stats_all(call, view, list, &why);
     }
-    newest = ckpt_scan_newest(&scan, NULL, 0);
-    if (newest == NULL) {
-        ckpt_tool_fail("%s: no good checkpoint in it", ckpt_store_path(store));
-    } else {
-        snprintf(dir, CKPT_DIR_MAX, "%s", newest->dir);
-    }
-    ckpt_scan_close(&scan);
-    return newest != NULL;
-}
+    for (uint32_t i = 0; !options->stats && i < view->tensor_count; i++) {
+        const struct bl_tensor *tensor = &view->tensors[i];
+        char shape[160];
 
-int ckpt_tool_show(const struct ckpt_tool_args *args)
-{
-    char dir[CKPT_DIR_MAX];
-    struct ckpt_store *store = ckpt_tool_open(args->path, dir);
-    struct ckpt_manifest manifest = {0};
-    struct bl_errmsg why = {0};
-    int code = TOOL_GOOD;
-
-    if (store == NULL) {
-        return TOOL_COULD_NOT;
+        shape_text(tensor, shape, sizeof(shape));
+        if (list == NULL) {
+            printf("  %-48s %-5s %s\n", tensor->name, bl_dtype_name(tensor->dtype), shape);
+        } else {
+            json_array_append_new(list, json_pack("{ss ss so}", "name", tensor->name, "dtype",
+                                                  bl_dtype_name(tensor->dtype), "shape",
+                                                  u64s_json(tensor->shape, tensor->dims)));
+        }
     }
-    if (dir[0] == '\0' && !pick_newest(store, dir)) {
-        ckpt_store_close(store);
-        return TOOL_COULD_NOT;
-    }
-    if (ckpt_manifest_load(store, dir, &manifest, &why) < 0) {
-        ckpt_store_close(store);
+    if (rc < 0) {
+        json_decref(list);
         return ckpt_tool_fail("%s", why.text);
     }
-    if (args->json) {
-        code = print_json(store, dir, &manifest, args->tensors);
-    } else {
-        print_text(store, dir, &manifest, args->tensors);
+    return list == NULL
+               ? TOOL_GOOD
+               : ckpt_tool_print_json(json_pack("{si ss so}", "schema", 1, "path", call->paths[0],
+                                                options->stats ? "stats" : "tensors", list),
+                                      TOOL_GOOD);
+}
+
+static int run(const struct ckpt_tool_call *call)
+{
+    const struct show_options *options = call->options;
+    struct tool_source source;
+    uint64_t step = 0;
+    int code;
+
+    if (options->step != NULL && !ckpt_tool_parse_count(options->step, &step)) {
+        return ckpt_tool_usage("show", options->step, "--step is a whole number");
     }
-    ckpt_manifest_close(&manifest);
-    ckpt_store_close(store);
+    if (!tool_source_open(&source, call->paths[0], options->step == NULL ? NULL : &step)) {
+        return TOOL_COULD_NOT;
+    }
+    code = source.store != NULL ? show_checkpoint(call, &source) : show_files(call, &source);
+    tool_source_close(&source);
     return code;
 }
+
+const struct ckpt_tool_verb ckpt_tool_verb_show = {
+    .name = "show",
+    .paths = "PATH",
+    .paths_min = 1,
+    .paths_max = 1,
+    .summary = "what a checkpoint holds; of a root, the newest",
+    .text = "Shows what one checkpoint holds: run, step, digest, layout, parts. Of a root,\n"
+            "the newest good one. PATH may also be a safetensors file or directory, or a\n"
+            "llama2.c file: then its tensors are shown.\n",
+    .examples = "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n"
+                "  ckpt-tool show /scratch/run7 --stats\n",
+    .options = show_table,
+    .option_count = sizeof(show_table) / sizeof(show_table[0]),
+    .options_bytes = sizeof(struct show_options),
+    .has_progress = true,
+    .run = run,
+};
