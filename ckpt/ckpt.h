@@ -160,6 +160,8 @@ struct ckpt_entry {
     uint64_t step, generation;
     uint64_t line, samples, bytes, saved_unix_s; /* of GOOD and FORWARD; bytes over all parts */
     uint32_t part_count, world;
+    struct ckpt_layout layout;  /* at saving; the world is in it too */
+    char codec[CKPT_CODEC_MAX]; /* "none", "zstd" */
     double loss;
     struct bl_state_digest digest;
     uint64_t manifest_digest, function_id;

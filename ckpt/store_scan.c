@@ -160,6 +160,8 @@ static void entry_fill(struct ckpt_entry *entry, const struct ckpt_opened *opene
     entry->saved_unix_s = manifest->metrics.saved_unix_s;
     entry->part_count = manifest->part_count;
     entry->world = manifest->layout.world;
+    entry->layout = manifest->layout;
+    memcpy(entry->codec, manifest->codec, sizeof(entry->codec));
     entry->loss = manifest->metrics.loss;
     entry->digest = manifest->state;
     entry->manifest_digest = opened->manifest_digest;
