@@ -70,8 +70,8 @@ struct ckpt_io_ops {
 
 struct ckpt_io {
     const struct ckpt_io_ops *ops;
-    unsigned disable;     /* CKPT_IO_NO_... */
-    uint32_t queue_depth; /* transfers in flight; 0: CKPT_QUEUE_DEPTH */
+    unsigned disable;       /* CKPT_IO_NO_... */
+    uint32_t queue_depth;   /* transfers in flight; 0: CKPT_QUEUE_DEPTH */
     uint32_t codec_threads; /* with the caller; 0: ckpt_crew_threads_default */
 };
 
