@@ -11,6 +11,7 @@
 #ifndef BL_CKPT_CKPT_IO_H
 #define BL_CKPT_CKPT_IO_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -73,6 +74,8 @@ struct ckpt_io {
     unsigned disable;       /* CKPT_IO_NO_... */
     uint32_t queue_depth;   /* transfers in flight; 0: CKPT_QUEUE_DEPTH */
     uint32_t codec_threads; /* with the caller; 0: ckpt_crew_threads_default */
+    uint64_t rate_max; /* bytes/s of each queue's transfers, on average; 0: as fast as it goes */
+    const atomic_int *cancel; /* NULL, or a wait for rate_max ends soon after it is non-zero */
 };
 
 /* The real one; shared, stateless, any thread. */

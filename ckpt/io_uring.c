@@ -44,9 +44,17 @@ void ckpt_ring_free(struct ckpt_ring *ring)
     free(ring);
 }
 
-int ckpt_ring_register(struct ckpt_ring *ring, const struct iovec *buffers, uint32_t count)
+int ckpt_ring_register_room(struct ckpt_ring *ring, uint32_t count)
 {
-    return io_uring_register_buffers(&ring->uring, buffers, count);
+    return io_uring_register_buffers_sparse(&ring->uring, count);
+}
+
+int ckpt_ring_register(struct ckpt_ring *ring, uint32_t index, const struct iovec *buffer)
+{
+    const __u64 no_tag = 0;
+    int rc = io_uring_register_buffers_update_tag(&ring->uring, index, buffer, &no_tag, 1);
+
+    return rc < 0 ? rc : 0; /* else how many were updated */
 }
 
 int ckpt_ring_submit(struct ckpt_ring *ring, const struct ckpt_ring_op *op)

@@ -12,14 +12,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <time.h>
 
+#include "base/clock.h"
+#include "base/mem.h"
 #include "ckpt/ring.h"
+
+#define PACE_SLICE_NS 50000000u /* a cancelled wait ends after this long at most */
 
 enum slot_state { SLOT_FREE, SLOT_TAKEN, SLOT_FLYING, SLOT_ARRIVED };
 
 struct slot {
     enum slot_state state;
+    bool touched; /* taken at least once */
+    bool fixed;   /* registered with the ring */
     bool write;
     bool halve; /* a test wants the first transfer short */
     int fd;
@@ -34,8 +40,11 @@ struct ckpt_queue {
     struct ckpt_ring *ring; /* NULL: pread and pwrite */
     struct ckpt_queue_info info;
     uint32_t depth, flying;
+    bool room;       /* the ring has room for registered buffers */
     uint8_t *memory; /* depth * CKPT_QUEUE_BYTES */
     struct slot slots[CKPT_QUEUE_DEPTH_MAX];
+    uint64_t pace_ns; /* when the next transfer may start */
+    uint64_t waited_ns, held_ns;
     int error; /* the first */
     uint64_t error_offset;
 };
@@ -45,42 +54,62 @@ static uint8_t *slot_data(const struct ckpt_queue *queue, uint32_t slot)
     return queue->memory + (size_t)slot * CKPT_QUEUE_BYTES;
 }
 
+static void note_set(struct ckpt_queue *queue, const char *text, int code)
+{
+    if (queue->info.note[0] == '\0') {
+        snprintf(queue->info.note, sizeof(queue->info.note), "%s%s%s%s", text, code < 0 ? ": " : "",
+                 code < 0 ? bl_strerror(code) : "", code == -ENOMEM ? " (RLIMIT_MEMLOCK)" : "");
+    }
+}
+
 static void queue_ring_start(struct ckpt_queue *queue)
 {
-    struct iovec buffers[CKPT_QUEUE_DEPTH_MAX];
     int rc;
 
     if ((queue->io->disable & CKPT_IO_NO_URING) != 0) {
-        snprintf(queue->info.note, sizeof(queue->info.note), "io_uring switched off");
+        note_set(queue, "io_uring switched off", 0);
         return;
     }
     rc = ckpt_ring_new(&queue->ring, queue->depth);
     if (rc < 0) {
-        snprintf(queue->info.note, sizeof(queue->info.note), "no io_uring here: %s",
-                 bl_strerror(rc));
+        note_set(queue, "no io_uring here", rc);
         return;
     }
     queue->info.path = CKPT_IO_URING;
     if ((queue->io->disable & CKPT_IO_NO_REGISTER) != 0) {
-        snprintf(queue->info.note, sizeof(queue->info.note), "registered buffers switched off");
+        note_set(queue, "registered buffers switched off", 0);
         return;
     }
-    for (uint32_t i = 0; i < queue->depth; i++) {
-        buffers[i] = (struct iovec){slot_data(queue, i), CKPT_QUEUE_BYTES};
-    }
-    rc = ckpt_ring_register(queue->ring, buffers, queue->depth);
+    rc = ckpt_ring_register_room(queue->ring, queue->depth);
     if (rc < 0) {
-        snprintf(queue->info.note, sizeof(queue->info.note), "buffers not registered: %s%s",
-                 bl_strerror(rc), rc == -ENOMEM ? " (RLIMIT_MEMLOCK)" : "");
+        note_set(queue, "buffers not registered", rc);
         return;
     }
-    queue->info.registered = true;
+    queue->room = queue->info.registered = true;
+}
+
+/* Before a buffer is used for the first time. */
+static void slot_touch(struct ckpt_queue *queue, uint32_t index)
+{
+    const struct iovec buffer = {slot_data(queue, index), CKPT_QUEUE_BYTES};
+    int rc;
+
+    queue->slots[index].touched = true;
+    if (!queue->room) {
+        return;
+    }
+    rc = ckpt_ring_register(queue->ring, index, &buffer);
+    queue->slots[index].fixed = rc == 0;
+    if (rc < 0) { /* the others go on as they are */
+        queue->room = queue->info.registered = false;
+        note_set(queue, "buffers not registered", rc);
+    }
 }
 
 int ckpt_queue_new(struct ckpt_queue **ret, struct ckpt_io *io, struct bl_errmsg *msg)
 {
     struct ckpt_queue *queue = calloc(1, sizeof(*queue));
-    void *memory;
+    int rc;
 
     if (queue == NULL) {
         return bl_err_code(msg, -ENOMEM, "transfer queue");
@@ -90,19 +119,15 @@ int ckpt_queue_new(struct ckpt_queue **ret, struct ckpt_io *io, struct bl_errmsg
     if (queue->depth > CKPT_QUEUE_DEPTH_MAX) {
         queue->depth = CKPT_QUEUE_DEPTH_MAX;
     }
-    memory = mmap(NULL, (size_t)queue->depth * CKPT_QUEUE_BYTES, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    queue->memory = bl_mem_alloc((size_t)queue->depth * CKPT_QUEUE_BYTES); /* huge pages */
+    if (queue->memory == NULL) {
+        rc = bl_err_code(msg, -ENOMEM, "transfer buffers of %u x %u bytes", queue->depth,
+                         CKPT_QUEUE_BYTES);
         free(queue);
-        return bl_err_code(msg, -ENOMEM, "transfer buffers of %u x %u bytes", CKPT_QUEUE_DEPTH,
-                           CKPT_QUEUE_BYTES);
+        return rc;
     }
-    queue->memory = memory;
     queue->info.path = CKPT_IO_PWRITE;
     queue->info.direct = true;
-    /* Huge pages make registration and teardown cheap; without them all works as well. */
-    BL_IGNORE(madvise(memory, (size_t)queue->depth * CKPT_QUEUE_BYTES, MADV_HUGEPAGE),
-              "an advice only");
     queue_ring_start(queue);
     *ret = queue;
     return 0;
@@ -115,13 +140,15 @@ void ckpt_queue_free(struct ckpt_queue *queue)
     }
     BL_IGNORE(ckpt_queue_drain(queue, NULL), "buffers must not be in flight when they go");
     ckpt_ring_free(queue->ring);
-    munmap(queue->memory, (size_t)queue->depth * CKPT_QUEUE_BYTES);
+    bl_mem_free(queue->memory, (size_t)queue->depth * CKPT_QUEUE_BYTES);
     free(queue);
 }
 
 void ckpt_queue_info(const struct ckpt_queue *queue, struct ckpt_queue_info *ret)
 {
     *ret = queue->info;
+    ret->waited_us = queue->waited_ns / 1000;
+    ret->held_us = queue->held_ns / 1000;
 }
 
 uint32_t ckpt_queue_depth(const struct ckpt_queue *queue)
@@ -195,7 +222,7 @@ static void slot_start(struct ckpt_queue *queue, uint32_t index)
     }
     op = (struct ckpt_ring_op){
         .write = slot->write,
-        .fixed = queue->info.registered,
+        .fixed = slot->fixed,
         .buffer = index,
         .fd = slot->fd,
         .data = data,
@@ -224,9 +251,9 @@ static void slot_settle(struct ckpt_queue *queue, uint32_t index, int64_t res)
         slot_start(queue, index);
         return;
     }
-    if (res == -EFAULT && queue->info.registered) {
-        queue->info.registered = false;
-        snprintf(queue->info.note, sizeof(queue->info.note), "registered buffers did not work");
+    if (res == -EFAULT && slot->fixed) {
+        slot->fixed = queue->room = queue->info.registered = false;
+        note_set(queue, "registered buffers did not work", 0);
         slot_start(queue, index);
         return;
     }
@@ -246,10 +273,11 @@ static void slot_settle(struct ckpt_queue *queue, uint32_t index, int64_t res)
 /* Waits for one completion. */
 static void queue_reap(struct ckpt_queue *queue)
 {
-    uint64_t tag = 0;
+    uint64_t tag = 0, from = bl_now_ns();
     int res = 0;
     int rc = ckpt_ring_wait(queue->ring, &tag, &res);
 
+    queue->waited_ns += bl_now_ns() - from;
     BL_ASSERT(rc == 0 && tag < queue->depth); /* the ring itself is broken: nothing can be known */
     slot_settle(queue, (uint32_t)tag, res);
 }
@@ -263,6 +291,9 @@ int ckpt_queue_take(struct ckpt_queue *queue, uint32_t *ret_slot, void **ret_dat
         for (uint32_t i = 0; i < queue->depth; i++) {
             if (queue->slots[i].state == SLOT_FREE) {
                 queue->slots[i].state = SLOT_TAKEN;
+                if (!queue->slots[i].touched) {
+                    slot_touch(queue, i);
+                }
                 *ret_slot = i;
                 *ret_data = slot_data(queue, i);
                 return 0;
@@ -277,6 +308,29 @@ void ckpt_queue_give(struct ckpt_queue *queue, uint32_t slot)
 {
     BL_ASSERT(slot < queue->depth && queue->slots[slot].state != SLOT_FLYING);
     queue->slots[slot].state = SLOT_FREE;
+}
+
+/* Waits until the rate allows another `bytes`. A pause is not made up for afterwards: the rate
+ * holds over any stretch of time that is long against a buffer's. */
+static void queue_pace(struct ckpt_queue *queue, uint32_t bytes)
+{
+    const struct ckpt_io *io = queue->io;
+    uint64_t now, from;
+
+    if (io->rate_max == 0) {
+        return;
+    }
+    now = from = bl_now_ns();
+    while (now < queue->pace_ns && (io->cancel == NULL || atomic_load(io->cancel) == 0)) {
+        uint64_t left = queue->pace_ns - now;
+        struct timespec nap = {0, (long)(left < PACE_SLICE_NS ? left : PACE_SLICE_NS)};
+
+        BL_IGNORE(nanosleep(&nap, NULL) < 0, "a signal only makes the nap shorter");
+        now = bl_now_ns();
+    }
+    queue->held_ns += now - from;
+    queue->pace_ns = queue->pace_ns > now ? queue->pace_ns : now;
+    queue->pace_ns += (uint64_t)((double)bytes * 1e9 / (double)io->rate_max);
 }
 
 static int queue_submit(struct ckpt_queue *queue, uint32_t index, bool write, int fd,
@@ -295,14 +349,14 @@ static int queue_submit(struct ckpt_queue *queue, uint32_t index, bool write, in
         slot->state = SLOT_FREE;
         return queue->error;
     }
-    *slot = (struct slot){
-        .state = SLOT_FLYING,
-        .write = write,
-        .halve = gate > 0,
-        .fd = fd,
-        .bytes = bytes,
-        .offset = offset,
-    };
+    queue_pace(queue, bytes);
+    slot->state = SLOT_FLYING;
+    slot->write = write;
+    slot->halve = gate > 0;
+    slot->fd = fd;
+    slot->bytes = bytes;
+    slot->done = 0;
+    slot->offset = offset;
     queue->flying++;
     slot_start(queue, index);
     return 0;

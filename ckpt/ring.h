@@ -26,9 +26,13 @@ struct ckpt_ring_op {
 BL_MUST_CHECK int ckpt_ring_new(struct ckpt_ring **ret, uint32_t depth);
 void ckpt_ring_free(struct ckpt_ring *ring);
 
-/* Registers the buffers; -ENOMEM over RLIMIT_MEMLOCK. The ring works without. */
-BL_MUST_CHECK int ckpt_ring_register(struct ckpt_ring *ring, const struct iovec *buffers,
-                                     uint32_t count);
+/* Makes room for `count` registered buffers, none of them there yet. -errno where the kernel cannot
+ * register one after the other (before 5.19). The ring works without. */
+BL_MUST_CHECK int ckpt_ring_register_room(struct ckpt_ring *ring, uint32_t count);
+
+/* Registers buffer `index` of that room; its memory is pinned. -ENOMEM over RLIMIT_MEMLOCK. */
+BL_MUST_CHECK int ckpt_ring_register(struct ckpt_ring *ring, uint32_t index,
+                                     const struct iovec *buffer);
 
 /* Submits one transfer. The caller keeps no more than `depth` in flight. */
 BL_MUST_CHECK int ckpt_ring_submit(struct ckpt_ring *ring, const struct ckpt_ring_op *op);

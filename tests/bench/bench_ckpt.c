@@ -40,6 +40,7 @@ static void usage(FILE *to)
           "  load         read the newest one back and compare every byte\n"
           "  io WAY...    how files are written and read from here on: uring (all that\n"
           "               there is), pwrite, nodirect, noregister\n"
+          "  depth N      buffers in flight from here on; 0: as the library has it\n"
           "  quit\n",
           to);
 }
@@ -214,6 +215,19 @@ static int bench_io(struct bench *bench, char *ways, struct bl_errmsg *msg)
     return 0;
 }
 
+static int bench_depth(struct bench *bench, const char *text, struct bl_errmsg *msg)
+{
+    char *end = NULL;
+    unsigned long depth = strtoul(text, &end, 10);
+
+    if (end == text || *end != '\0' || depth > 1024) {
+        return bl_err(msg, -EINVAL, "depth %s: a number expected", text);
+    }
+    bench->io.queue_depth = (uint32_t)depth;
+    printf("{\"did\":\"depth\",\"depth\":%lu}\n", depth);
+    return 0;
+}
+
 /* One line; 1 ends it all. */
 static int bench_command(struct bench *bench, char *line, struct bl_errmsg *msg)
 {
@@ -226,6 +240,9 @@ static int bench_command(struct bench *bench, char *line, struct bl_errmsg *msg)
     }
     if (strncmp(line, "io ", 3) == 0) {
         return bench_io(bench, line + 3, msg);
+    }
+    if (strncmp(line, "depth ", 6) == 0) {
+        return bench_depth(bench, line + 6, msg);
     }
     return strcmp(line, "quit") == 0 ? 1 : bl_err(msg, -EINVAL, "unknown command '%s'", line);
 }
