@@ -19,7 +19,7 @@ check() {
 
 good=$golden/good/step-000000000007.g2
 check 0 'run 00000000000000aa' "$tool" ls "$golden/good"
-check 0 ' 7 +2 +2\.5000 +8\.1 KiB +2 .*good +step-000000000007\.g2' "$tool" ls "$golden/good/"
+check 0 ' 7 +good +8\.1 KiB .* 2\.5000 +1 +2 +none +dp2,zero1 +step-000000000007\.g2' "$tool" ls "$golden/good/"
 check 0 '^state digest  da661cae214f14121a58f246146d5eaf$' "$tool" show "$good"
 check 0 'w@\[0:2,0:4\], at byte 4096' "$tool" show "$golden/good" --tensors
 check 0 'good \(2 parts, 8\.1 KiB read' "$tool" verify "$good"
@@ -43,7 +43,8 @@ check 2 'xyz: unknown verb' "$tool" xyz "$golden/good"
 check 2 'ls: a path is missing' "$tool" ls
 check 2 'a verb is missing' "$tool"
 check 2 '--fst: unknown option' "$tool" verify --fst "$golden/good"
-check 2 'one path is enough' "$tool" ls "$golden/good" "$golden/good"
+check 2 'one path is enough' "$tool" verify "$golden/good" "$golden/good"
+check 0 '^run .*bad/part-short' "$tool" ls "$golden/good" "$golden/bad/part-short"
 check 0 'examples' "$tool" --help
 check 0 '^ckpt-tool [0-9]' "$tool" --version
 exit $failed
