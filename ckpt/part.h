@@ -134,7 +134,10 @@ struct ckpt_part_reader {
     const struct ckpt_index *index;
     bool (*wanted)(void *arg, uint64_t lo, uint64_t hi); /* asked in ascending order */
     ckpt_part_window_fn *window;                         /* in ascending order */
-    int (*bad_chunk)(void *arg, uint32_t chunk, struct bl_errmsg *msg); /* NULL: BL_EDIGEST */
+    /* NULL: BL_EDIGEST (BL_EFORMAT when a frame with a good digest cannot be decoded). Else it is
+     * told and may let it pass: with codec none the window holds the chunk as it is, with zstd
+     * there is no window of it. */
+    int (*bad_chunk)(void *arg, uint32_t chunk, const char *why, struct bl_errmsg *msg);
     void *arg;
     const atomic_int *cancel;        /* may be NULL */
     struct ckpt_load_result *result; /* counts are added */

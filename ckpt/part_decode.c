@@ -248,7 +248,7 @@ static int bad_chunk(const struct decoder *decoder, const struct decode_slot *sl
     const struct ckpt_frame *frame = &reader->index->frames[slot->bad_frame];
 
     if (reader->bad_chunk != NULL) {
-        return reader->bad_chunk(reader->arg, slot->chunk, msg);
+        return reader->bad_chunk(reader->arg, slot->chunk, slot->why.text, msg);
     }
     return bl_err(msg, slot->rc, "%s: chunk %u (bytes %llu to %llu, tensor %s): %s", reader->path,
                   slot->chunk, (unsigned long long)frame->at,

@@ -224,7 +224,7 @@ static int check_chunks(const struct ckpt_part_reader *reader, const struct wind
             continue;
         }
         if (reader->bad_chunk != NULL) {
-            rc = reader->bad_chunk(reader->arg, chunk, msg);
+            rc = reader->bad_chunk(reader->arg, chunk, "digest differs", msg);
         } else {
             rc = bl_err(msg, BL_EDIGEST,
                         "%s: chunk %u (bytes %llu to %llu, tensor %s): digest differs",

@@ -50,7 +50,7 @@ static void finding(struct verifier *verifier, const char *file, const char *fmt
     }
 }
 
-static int verify_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
+static int verify_bad_chunk(void *arg, uint32_t chunk, const char *why, struct bl_errmsg *msg)
 {
     struct verifier *verifier = arg;
     const struct ckpt_index *index = verifier->index;
@@ -59,9 +59,9 @@ static int verify_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
 
     (void)msg;
     verifier->chunks_bad = true;
-    finding(verifier, verifier->path, "%s: chunk %u (from byte %llu, tensor %s): digest differs",
+    finding(verifier, verifier->path, "%s: chunk %u (from byte %llu, tensor %s): %s",
             verifier->path, chunk, (unsigned long long)lo,
-            ckpt_index_chunk_tensor(verifier->index, chunk));
+            ckpt_index_chunk_tensor(verifier->index, chunk), why);
     return 0;
 }
 

@@ -2,8 +2,9 @@
 /*
  * Golden files. tests/golden/v1/good is a root that version 1 wrote: it must be readable for ever,
  * and saving the same state must give the same bytes until the format gets a new version. Each root
- * in tests/golden/v1/bad is refused, with the sentence that its file `expect` holds. With
- * BELAY_GOLDEN_WRITE=DIR the good root is written to DIR instead.
+ * in tests/golden/v1/bad is refused, with the sentence that its file `expect` holds. good-zstd is a
+ * root of codec zstd; what another version of zstd writes may differ from it, so it is only read.
+ * With BELAY_GOLDEN_WRITE=DIR the good root is written to DIR instead, and good-zstd to DIR-zstd.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +63,42 @@ static void tiny_init(struct bl_extent_list *list, uint8_t data[256], uint32_t r
     }
 }
 
-static void golden_save(const char *root)
+/* The state of good-zstd: enough floats for planes, small ones, and bytes. */
+static void coded_init(struct bl_extent_list *list, uint8_t data[32768])
+{
+    static const struct bl_tensor tensors[] = {
+        {"big", BL_KIND_PARAM, BL_F32, 2, {700, 3}}, {"half", BL_KIND_MOMENT1, BL_BF16, 1, {2049}},
+        {"small", BL_KIND_PARAM, BL_F32, 2, {3, 4}}, {"bytes", BL_KIND_OTHER, BL_U8, 1, {5}},
+        {"step", BL_KIND_OTHER, BL_I64, 0, {0}},
+    };
+    uint64_t at = 0;
+
+    memset(list, 0, sizeof(*list));
+    for (uint32_t t = 0; t < 5; t++) {
+        uint32_t width = bl_dtype_bytes(tensors[t].dtype), index;
+        struct bl_extent extent;
+
+        assert_int_equal(bl_extent_list_tensor(list, &tensors[t], &index, NULL), 0);
+        bl_extent_whole(&extent, &tensors[t], index, 0, bl_tensor_elems(&tensors[t]));
+        extent.offset = at;
+        assert_int_equal(bl_extent_list_add(list, &extent), 0);
+        for (uint64_t k = 0; k < bl_extent_elems(&extent); k++, at += width) {
+            float value = (float)((double)(k % 89) * 0.25 - 11.0) * (t == 1 ? 0.001f : 1.0f);
+            uint64_t bits = k + 7;
+
+            if (width == 4) {
+                memcpy(&bits, &value, 4);
+            } else if (width == 2) {
+                memcpy(&bits, (uint8_t *)&value + 2, 2);
+            }
+            memcpy(data + at, &bits, width);
+        }
+        at = (at + 7) / 8 * 8;
+    }
+    assert_true(at <= 32768);
+}
+
+static void golden_save(const char *root, bool zstd)
 {
     const struct ckpt_store_config config = {
         .path = root, .run = GOLDEN_RUN, .node = "n0", .create = true, .shared = true, .nodes = 2};
@@ -76,29 +113,35 @@ static void golden_save(const char *root)
         .samples = 56,
         .seed = 18446744073709551615u,
         .lanes = 4,
-        .layout = {2, 2, 1, 1, 1},
+        .layout = {zstd ? 1 : 2, zstd ? 1 : 2, 1, 1, 1},
         .metrics = {2.5, 3584, 1735689600},
         .job = strdup("{\"name\":\"golden\"}"),
         .writer = "belay golden",
         .parts = parts,
-        .part_count = 2,
+        .part_count = zstd ? 1 : 2,
     };
     struct ckpt_commit_result committed;
     struct ckpt_store *store;
     struct bl_errmsg why = {0};
 
+    snprintf(manifest.codec, sizeof(manifest.codec), "%s", zstd ? "zstd" : "none");
     assert_int_equal(ckpt_store_open(&store, &config, NULL), 0);
     assert_int_equal(ckpt_attempt_begin(store, &attempt, NULL), 0);
-    for (uint32_t rank = 0; rank < 2; rank++) {
+    for (uint32_t rank = 0; rank < manifest.part_count; rank++) {
         struct bl_extent_list list;
-        uint8_t data[256];
+        uint8_t data[32768];
         struct ckpt_source source = {.list = &list, .base = data};
         char name[16];
-        const struct ckpt_part_job job = {.name = name, .sources = &source, .source_count = 1};
+        const struct ckpt_part_job job = {
+            .name = name, .sources = &source, .source_count = 1, .codec = manifest.codec};
         struct ckpt_part_result result;
 
         snprintf(name, sizeof(name), "part-%04u", rank);
-        tiny_init(&list, data, rank);
+        if (zstd) {
+            coded_init(&list, data);
+        } else {
+            tiny_init(&list, data, rank);
+        }
         assert_int_equal(ckpt_save_part(store, &attempt, &job, &result, NULL), 0);
         snprintf(parts[rank].name, sizeof(parts[rank].name), "%s", name);
         snprintf(parts[rank].node, sizeof(parts[rank].node), "n%u", rank);
@@ -143,7 +186,7 @@ static void test_golden_same_state_gives_the_same_bytes(void **state)
 
     (void)state;
     sample_dir_make(root, NULL);
-    golden_save(root);
+    golden_save(root, false);
     snprintf(good, sizeof(good), "%s/good", golden);
     for (uint32_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         size_t wanted_bytes = 0, bytes = 0;
@@ -203,6 +246,38 @@ static void test_golden_is_read_in_another_cut(void **state)
     ckpt_store_close(store);
 }
 
+static void test_golden_of_codec_zstd_is_read(void **state)
+{
+    struct ckpt_store_config config = {0};
+    const struct ckpt_verify_job job = {.full = true};
+    struct ckpt_verify_result verified;
+    struct ckpt_load_result result;
+    struct ckpt_store *store;
+    struct bl_extent_list list;
+    uint8_t *wanted = malloc(32768), *found = malloc(32768);
+    struct ckpt_dest dest;
+    char good[600];
+
+    (void)state;
+    assert_non_null(wanted);
+    assert_non_null(found);
+    memset(wanted, 0, 32768);
+    memset(found, 0, 32768);
+    coded_init(&list, wanted);
+    snprintf(good, sizeof(good), "%s/good-zstd", golden);
+    config.path = good;
+    assert_int_equal(ckpt_store_open(&store, &config, NULL), 0);
+    assert_int_equal(ckpt_verify(store, GOLDEN_DIR, &job, &verified, NULL), 0);
+    assert_int_equal(verified.findings, 0);
+    dest = (struct ckpt_dest){&list, found};
+    assert_int_equal(ckpt_load(store, GOLDEN_DIR, &dest, 1, &result, NULL), 0);
+    assert_memory_equal(found, wanted, 32768);
+    bl_extent_list_close(&list);
+    ckpt_store_close(store);
+    free(wanted);
+    free(found);
+}
+
 static void check_bad(const char *root)
 {
     struct ckpt_store_config config = {.path = root};
@@ -257,12 +332,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_same_state_gives_the_same_bytes),
         cmocka_unit_test(test_golden_is_read_in_another_cut),
+        cmocka_unit_test(test_golden_of_codec_zstd_is_read),
         cmocka_unit_test(test_golden_bad_ones_are_refused_by_name),
     };
     const char *source = getenv("BELAY_SOURCE");
 
     if (getenv("BELAY_GOLDEN_WRITE") != NULL) {
-        golden_save(getenv("BELAY_GOLDEN_WRITE"));
+        char zstd[600];
+
+        golden_save(getenv("BELAY_GOLDEN_WRITE"), false);
+        snprintf(zstd, sizeof(zstd), "%s-zstd", getenv("BELAY_GOLDEN_WRITE"));
+        golden_save(zstd, true);
         return 0;
     }
     snprintf(golden, sizeof(golden), "%s/tests/golden/v1", source == NULL ? "." : source);
