@@ -202,6 +202,7 @@ struct ckpt_dest {
 
 struct ckpt_load_result {
     uint64_t bytes_read, bytes_wanted; /* from disk / into destinations */
+    uint64_t healed;                   /* chunks and whole files that came from another copy */
     enum ckpt_io_path path;
     bool direct, registered;
     uint64_t elapsed_us;

@@ -1,256 +1,497 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loads any layout from a checkpoint: for each destination a plan over all parts, then each part
- * once from front to back, every wanted chunk read once and handed to all who want bytes of it.
+ * Fills destinations from one copy of a checkpoint. Extents are planned in the order in which files
+ * hold them, as many as the memory allows; then each part is read once from front to back, every
+ * wanted chunk once, and handed to all who want bytes of it:
+ *
+ *     chunks      |.......|.......|.......|.......|
+ *     spans          |--| |-------------------|          by where they begin
+ *                  |-  -  -  -  -  -  -|                 rows a stride apart: one span
+ *     active      those that began and are not over: a chunk looks at no others
+ *
+ * What a bad chunk, a bad part, or a part that cannot be read on would have given becomes a list of
+ * extents again, the holes, which the next copy is asked for.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "ckpt/copy.h"
 #include "ckpt/part.h"
-#include "ckpt/reader.h"
-#include "ckpt/store.h"
+#include "ckpt/queue.h"
 
-struct ckpt_reader {
-    struct ckpt_place place;
-    struct ckpt_reader_config config;
-    struct ckpt_opened opened; /* manifest.parts[].held are views of the indexes' lists */
+#define LOAD_MEMORY_DEFAULT (256u * 1024 * 1024)
+#define LOAD_PLAN_MIN       (16u * 1024) /* bytes of plan that are always allowed */
+
+struct load_order { /* a wanted extent, for sorting into file order */
+    const struct bl_tensor *tensor;
+    uint32_t want, extent;
 };
 
-/* What one destination takes from the part that is being read: runs [from, to) of its plan. */
-struct taker {
-    struct bl_plan plan;
-    uint8_t *base;
-    size_t from, to;
-    size_t asked; /* first run that `wanted` has to look at: ones before end earlier */
-    size_t given; /* the same for the copies */
-};
-
-struct loader {
-    struct taker *takers;
-    uint32_t count;
+struct loading {
+    const struct ckpt_copy *copy;
+    const struct ckpt_want *wants;
+    const struct ckpt_reader_config *config;
+    struct ckpt_holes *holes; /* NULL: a fault ends it */
     struct ckpt_load_result *result;
+    struct bl_spans spans; /* src_extent is the number of the want */
+    struct bl_spans lost;  /* scratch */
+    bool *noted;           /* owned: bad parts that are among the holes */
+    /* The part that is read. */
+    uint32_t part;
+    const struct bl_span *part_spans;
+    size_t part_count;
+    size_t asked, given;       /* spans [0, x) were put into the list of active ones */
+    uint32_t *asking, *giving; /* owned: active spans of `wanted` and of `window` */
+    size_t asking_count, giving_count, active_room;
+    struct ckpt_range *bad; /* owned: chunks that nobody gets, ascending */
+    size_t bad_count, bad_room, bad_next;
+    uint64_t passed; /* what lies before was handed over */
 };
 
-static uint64_t run_end(const struct bl_run *run)
+static uint64_t span_end(const struct bl_span *span)
 {
-    return run->src_offset + run->bytes;
+    return span->src_offset + (span->rows - 1u) * span->src_stride + span->bytes;
+}
+
+/* The first row that ends behind `lo`. */
+static uint64_t span_row(const struct bl_span *span, uint64_t lo)
+{
+    if (span->rows == 1 || lo < span->src_offset + span->bytes) {
+        return 0;
+    }
+    return (lo - span->src_offset - span->bytes) / span->src_stride + 1;
+}
+
+static bool span_meets(const struct bl_span *span, uint64_t lo, uint64_t hi)
+{
+    uint64_t row = span_row(span, lo);
+
+    return row < span->rows && span->src_offset + row * span->src_stride < hi &&
+           span_end(span) > lo;
+}
+
+/* ---- a part, chunk by chunk ---- */
+
+/* Puts the spans that begin before `hi` into an active list. */
+static void active_admit(const struct loading *load, uint32_t *active, size_t *count, size_t *next,
+                         uint64_t hi)
+{
+    while (*next < load->part_count && load->part_spans[*next].src_offset < hi) {
+        active[(*count)++] = (uint32_t)(*next)++;
+    }
 }
 
 static bool load_wanted(void *arg, uint64_t lo, uint64_t hi)
 {
-    struct loader *loader = arg;
+    struct loading *load = arg;
 
-    for (uint32_t t = 0; t < loader->count; t++) {
-        struct taker *taker = &loader->takers[t];
+    active_admit(load, load->asking, &load->asking_count, &load->asked, hi);
+    for (size_t i = 0; i < load->asking_count;) {
+        const struct bl_span *span = &load->part_spans[load->asking[i]];
 
-        while (taker->asked < taker->to && run_end(&taker->plan.runs[taker->asked]) <= lo) {
-            taker->asked++;
+        if (span_end(span) <= lo) {
+            load->asking[i] = load->asking[--load->asking_count];
+            continue;
         }
-        for (size_t i = taker->asked; i < taker->to && taker->plan.runs[i].src_offset < hi; i++) {
-            if (run_end(&taker->plan.runs[i]) > lo) {
-                return true;
-            }
+        if (span_meets(span, lo, hi)) {
+            return true;
         }
+        i++;
     }
     return false;
+}
+
+/* Copies what of bytes [lo, hi) of the part, which lie at `data`, belongs to the span. */
+static void span_copy(struct loading *load, const struct bl_span *span, uint64_t lo, uint64_t hi,
+                      const uint8_t *data)
+{
+    uint8_t *base = load->wants[span->src_extent].base;
+
+    for (uint64_t row = span_row(span, lo); row < span->rows; row++) {
+        uint64_t src = span->src_offset + row * span->src_stride;
+        uint64_t from = src > lo ? src : lo;
+        uint64_t to = src + span->bytes < hi ? src + span->bytes : hi;
+
+        if (src >= hi) {
+            break;
+        }
+        if (from < to) {
+            memcpy(base + span->dst_offset + row * span->dst_stride + (from - src),
+                   data + (from - lo), (size_t)(to - from));
+            load->result->bytes_wanted += to - from;
+        }
+    }
+}
+
+static void load_give(struct loading *load, uint64_t lo, uint64_t hi, const uint8_t *data)
+{
+    active_admit(load, load->giving, &load->giving_count, &load->given, hi);
+    for (size_t i = 0; i < load->giving_count;) {
+        const struct bl_span *span = &load->part_spans[load->giving[i]];
+
+        if (span_end(span) > lo) {
+            span_copy(load, span, lo, hi, data);
+        }
+        if (span_end(span) <= hi) {
+            load->giving[i] = load->giving[--load->giving_count];
+        } else {
+            i++;
+        }
+    }
 }
 
 static int load_window(void *arg, uint64_t offset, const uint8_t *data, uint32_t bytes,
                        struct bl_errmsg *msg)
 {
-    struct loader *loader = arg;
-    uint64_t end = offset + bytes;
+    struct loading *load = arg;
+    uint64_t end = offset + bytes, at = offset;
 
     (void)msg;
-    for (uint32_t t = 0; t < loader->count; t++) {
-        struct taker *taker = &loader->takers[t];
+    while (load->bad_next < load->bad_count && load->bad[load->bad_next].lo < end) {
+        const struct ckpt_range *bad = &load->bad[load->bad_next];
 
-        while (taker->given < taker->to && run_end(&taker->plan.runs[taker->given]) <= offset) {
-            taker->given++;
+        if (bad->lo > at) {
+            load_give(load, at, bad->lo, data + (at - offset));
         }
-        for (size_t i = taker->given; i < taker->to && taker->plan.runs[i].src_offset < end; i++) {
-            const struct bl_run *run = &taker->plan.runs[i];
-            uint64_t lo = run->src_offset > offset ? run->src_offset : offset;
-            uint64_t hi = run_end(run) < end ? run_end(run) : end;
-
-            if (lo < hi) {
-                memcpy(taker->base + run->dst_offset + (lo - run->src_offset), data + (lo - offset),
-                       (size_t)(hi - lo));
-                loader->result->bytes_wanted += hi - lo;
-            }
+        at = bad->hi > at ? bad->hi : at;
+        if (bad->hi > end) {
+            break;
         }
+        load->bad_next++;
     }
+    if (at < end) {
+        load_give(load, at, end, data + (at - offset));
+    }
+    load->passed = end;
     return 0;
 }
 
-/* Points each taker at its runs from part `part`; false when nobody wants anything. */
-static bool loader_aim(struct loader *loader, uint32_t part)
-{
-    bool any = false;
+/* ---- holes ---- */
 
-    for (uint32_t t = 0; t < loader->count; t++) {
-        struct taker *taker = &loader->takers[t];
-
-        taker->from = taker->to; /* runs are sorted by source */
-        while (taker->to < taker->plan.run_count && taker->plan.runs[taker->to].src == part) {
-            taker->to++;
-        }
-        taker->asked = taker->given = taker->from;
-        any = any || taker->from < taker->to;
-    }
-    return any;
-}
-
-static int loader_plan(struct loader *loader, const struct ckpt_opened *opened,
-                       const struct ckpt_dest *dests, struct bl_errmsg *msg)
-{
-    const struct bl_extent_list **held = calloc(opened->manifest.part_count + 1u, sizeof(*held));
-    int rc = held == NULL ? bl_err_code(msg, -ENOMEM, "load") : 0;
-
-    for (uint32_t p = 0; rc == 0 && p < opened->manifest.part_count; p++) {
-        held[p] = &opened->indexes[p].held;
-    }
-    for (uint32_t t = 0; rc == 0 && t < loader->count; t++) {
-        struct taker *taker = &loader->takers[t];
-
-        taker->base = dests[t].base;
-        rc = bl_plan_make(&taker->plan, dests[t].list, held, opened->manifest.part_count, msg);
-        if (rc == 0 && taker->plan.missing_elems > 0) {
-            rc = bl_err(msg, BL_ENOSTATE, "%llu elements are not there, the first of tensor %s",
-                        (unsigned long long)taker->plan.missing_elems, taker->plan.missing_name);
-        }
-    }
-    free(held);
-    return rc;
-}
-
-static int loader_read(struct loader *loader, const struct ckpt_reader *from, struct bl_errmsg *msg)
-{
-    const struct ckpt_opened *opened = &from->opened;
-    struct ckpt_store *store = from->place.store;
-    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
-    int rc = 0;
-
-    for (uint32_t p = 0; rc == 0 && p < opened->manifest.part_count; p++) {
-        const struct ckpt_part_reader reader = {
-            .io = store->io,
-            .path = path,
-            .index = &opened->indexes[p],
-            .wanted = load_wanted,
-            .window = load_window,
-            .arg = loader,
-            .cancel = from->config.cancel,
-            .result = loader->result,
-        };
-
-        if (!loader_aim(loader, p)) {
-            continue;
-        }
-        ckpt_part_file(file, opened->manifest.parts[p].name, opened->codec);
-        rc = ckpt_path_join(path, store->path, from->place.dir, file, msg);
-        if (rc == 0) {
-            rc = ckpt_part_read(&reader, msg);
-        }
-    }
-    return rc;
-}
-
-void ckpt_reader_close(struct ckpt_reader *reader)
-{
-    if (reader == NULL) {
-        return;
-    }
-    for (uint32_t p = 0; p < reader->opened.manifest.part_count; p++) {
-        memset(&reader->opened.manifest.parts[p].held, 0, sizeof(struct bl_extent_list));
-    }
-    ckpt_opened_close(&reader->opened);
-    free(reader);
-}
-
-int ckpt_reader_open(struct ckpt_reader **ret, const struct ckpt_place *places,
-                     uint32_t place_count, const struct ckpt_reader_config *config,
+/* What the span would have got from bytes [lo, hi) of the part, as extents of its want. */
+static int span_hole(struct loading *load, const struct bl_span *span, uint64_t lo, uint64_t hi,
                      struct bl_errmsg *msg)
 {
-    struct ckpt_reader *reader = calloc(1, sizeof(*reader));
-    int rc;
+    const struct bl_extent_list *list = &load->wants[span->src_extent].list;
+    const struct bl_extent *dst = &list->extents[span->dst_extent];
+    uint64_t each = bl_dtype_bytes(list->tensors[dst->tensor].dtype);
+    int rc = 0;
 
-    if (place_count == 0 || place_count > CKPT_PLACES_MAX) {
-        rc = bl_err(msg, BL_ELIMIT, "%u copies of a checkpoint, 1 to %u can be read", place_count,
-                    CKPT_PLACES_MAX);
-    } else if (place_count > 1) {
-        rc = bl_err(msg, BL_ENOTBUILT, "healing from other copies is not built");
-    } else if (reader == NULL) {
-        rc = bl_err_code(msg, -ENOMEM, "load");
-    } else {
-        rc = ckpt_opened_load(places[0].store, places[0].dir, &reader->opened, msg);
+    for (uint64_t row = span_row(span, lo); rc == 0 && row < span->rows; row++) {
+        uint64_t src = span->src_offset + row * span->src_stride;
+        uint64_t first = span->dst_offset + row * span->dst_stride - dst->offset;
+        uint64_t from = lo > src ? (lo - src) / each : 0;
+        uint64_t to = hi < src + span->bytes ? (hi - src + each - 1) / each : span->bytes / each;
+        struct bl_extent hole = *dst;
+
+        if (src >= hi) {
+            break;
+        }
+        if (from < to) {
+            hole.flat_lo = dst->flat_lo + first / each + from;
+            hole.flat_hi = dst->flat_lo + first / each + to;
+            hole.offset = dst->offset + first + from * each;
+            rc = ckpt_holes_want(load->holes, span->src_extent, &hole, msg);
+        }
     }
+    return rc;
+}
+
+static int part_hole(struct loading *load, uint64_t lo, uint64_t hi, struct bl_errmsg *msg)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < load->part_count && load->part_spans[i].src_offset < hi;
+         i++) {
+        if (span_end(&load->part_spans[i]) > lo) {
+            rc = span_hole(load, &load->part_spans[i], lo, hi, msg);
+        }
+    }
+    return rc;
+}
+
+static int load_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
+{
+    struct loading *load = arg;
+    const struct ckpt_index *index = &load->copy->opened.indexes[load->part];
+    const char *tensor = ckpt_index_chunk_tensor(index, chunk);
+    struct ckpt_range range;
+    struct bl_errmsg why = {0};
+    char path[CKPT_PATH_MAX];
+    void *array = load->bad;
+    int rc = ckpt_copy_path(load->copy, load->part, path, msg);
+
+    ckpt_index_chunk_range(index, chunk, &range.lo, &range.hi);
+    rc = rc < 0
+             ? rc
+             : ckpt_reserve(&array, &load->bad_room, load->bad_count + 1, sizeof(*load->bad), msg);
+    load->bad = array;
     if (rc < 0) {
-        free(reader);
         return rc;
     }
-    reader->place = places[0];
-    if (config != NULL) {
-        reader->config = *config;
-    }
-    for (uint32_t p = 0; p < reader->opened.manifest.part_count; p++) {
-        struct ckpt_part *part = &reader->opened.manifest.parts[p];
-
-        bl_extent_list_close(&part->held);
-        part->held = reader->opened.indexes[p].held;
-    }
-    *ret = reader;
-    return 0;
+    load->bad[load->bad_count++] = range;
+    rc = bl_err(&why, BL_EDIGEST, "%s: chunk %u (bytes %llu to %llu, tensor %s): digest differs",
+                path, chunk, (unsigned long long)range.lo, (unsigned long long)range.hi, tensor);
+    rc = ckpt_holes_note(load->holes, &(struct ckpt_hole){load->part, chunk, tensor}, rc, why.text,
+                         msg);
+    return rc < 0 ? rc : part_hole(load, range.lo, range.hi, msg);
 }
 
-const struct ckpt_manifest *ckpt_reader_manifest(const struct ckpt_reader *reader)
+/* The part cannot be read on: all that was not handed over yet is a hole. */
+static int part_broken(struct loading *load, int code, const char *why, struct bl_errmsg *msg)
 {
-    return &reader->opened.manifest;
-}
-
-int ckpt_reader_load(struct ckpt_reader *reader, const struct ckpt_dest *dests, uint32_t dest_count,
-                     struct ckpt_load_result *ret, struct bl_errmsg *msg)
-{
-    struct ckpt_load_result result = {0};
-    struct loader loader = {.count = dest_count, .result = &result};
-    struct timespec from, to;
+    const struct ckpt_index *index = &load->copy->opened.indexes[load->part];
+    uint64_t first = UINT64_MAX, lo = 0, hi = 0;
+    struct ckpt_hole hole;
+    uint32_t chunk = 0;
     int rc;
 
-    clock_gettime(CLOCK_MONOTONIC, &from);
-    loader.takers = calloc(dest_count + 1u, sizeof(*loader.takers));
-    rc = loader.takers == NULL ? bl_err_code(msg, -ENOMEM, "load") : 0;
-    if (rc == 0) {
-        rc = loader_plan(&loader, &reader->opened, dests, msg);
+    for (size_t i = 0; i < load->part_count; i++) {
+        const struct bl_span *span = &load->part_spans[i];
+        uint64_t row = span_row(span, load->passed);
+        uint64_t at = span->src_offset + row * span->src_stride;
+
+        if (row < span->rows && span_end(span) > load->passed && at < first) {
+            first = at > load->passed ? at : load->passed;
+        }
     }
-    if (rc == 0) {
-        rc = loader_read(&loader, reader, msg);
+    for (; chunk + 1 < index->chunk_count; chunk++) {
+        ckpt_index_chunk_range(index, chunk, &lo, &hi);
+        if (hi > first) {
+            break;
+        }
     }
-    for (uint32_t t = 0; loader.takers != NULL && t < dest_count; t++) {
-        bl_plan_close(&loader.takers[t].plan);
-    }
-    free(loader.takers);
+    hole = (struct ckpt_hole){load->part, chunk, ckpt_index_chunk_tensor(index, chunk)};
+    rc = ckpt_holes_note(load->holes, &hole, code, why, msg);
+    return rc < 0 ? rc : part_hole(load, load->passed, UINT64_MAX, msg);
+}
+
+/* ---- one part, all parts ---- */
+
+static bool is_healable(int rc)
+{
+    return rc != -ENOMEM && rc != BL_EABORTED;
+}
+
+/* Reads the part for spans [from, to). */
+static int load_part(struct loading *load, size_t from, size_t to, struct bl_errmsg *msg)
+{
+    char path[CKPT_PATH_MAX];
+    struct ckpt_part_reader reader = {
+        .io = load->copy->place.store->io,
+        .path = path,
+        .wanted = load_wanted,
+        .window = load_window,
+        .bad_chunk = load->holes != NULL ? load_bad_chunk : NULL,
+        .arg = load,
+        .cancel = load->config->cancel,
+        .result = load->result,
+    };
+    struct bl_errmsg why = {0};
+    int rc;
+
+    load->part = load->spans.at[from].src;
+    load->part_spans = &load->spans.at[from];
+    load->part_count = to - from;
+    load->asked = load->given = load->asking_count = load->giving_count = 0;
+    load->bad_count = load->bad_next = 0;
+    load->passed = 0;
+    reader.index = &load->copy->opened.indexes[load->part];
+    rc = ckpt_copy_path(load->copy, load->part, path, msg);
     if (rc < 0) {
-        return bl_err_in(msg, rc, "%s", reader->place.dir);
+        return rc;
     }
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    result.elapsed_us =
-        (uint64_t)((to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000);
-    *ret = result;
+    rc = ckpt_part_read(&reader, &why);
+    if (rc < 0 && load->holes != NULL && is_healable(rc)) {
+        return part_broken(load, rc, why.text, msg);
+    }
+    return rc < 0 ? bl_err(msg, rc, "%s", why.text) : 0;
+}
+
+static int load_planned(struct loading *load, struct bl_errmsg *msg)
+{
+    size_t count = load->spans.count;
+    int rc = 0;
+
+    if (count > UINT32_MAX) {
+        return bl_err(msg, BL_ELIMIT, "plan of %zu copies", count);
+    }
+    if (count > load->active_room) {
+        free(load->asking);
+        free(load->giving);
+        load->active_room = count;
+        load->asking = malloc(count * sizeof(*load->asking));
+        load->giving = malloc(count * sizeof(*load->giving));
+        if (load->asking == NULL || load->giving == NULL) {
+            return bl_err_code(msg, -ENOMEM, "load");
+        }
+    }
+    bl_spans_sort(&load->spans);
+    for (size_t from = 0, to; rc == 0 && from < count; from = to) {
+        for (to = from; to < count && load->spans.at[to].src == load->spans.at[from].src; to++) {
+        }
+        rc = load_part(load, from, to, msg);
+    }
+    load->spans.count = 0;
+    return rc;
+}
+
+/* ---- planning ---- */
+
+static int order_compare(const void *a_, const void *b_)
+{
+    const struct load_order *a = a_, *b = b_;
+    uint32_t a_bytes = bl_dtype_bytes(a->tensor->dtype), b_bytes = bl_dtype_bytes(b->tensor->dtype);
+    int by_name;
+
+    if (a_bytes != b_bytes) {
+        return a_bytes > b_bytes ? -1 : 1;
+    }
+    by_name = a->tensor == b->tensor ? 0 : strcmp(a->tensor->name, b->tensor->name);
+    if (by_name != 0) {
+        return by_name;
+    }
+    if (a->want != b->want) {
+        return a->want < b->want ? -1 : 1;
+    }
+    return a->extent < b->extent ? -1 : a->extent > b->extent;
+}
+
+static int order_make(const struct ckpt_want *wants, uint32_t want_count, struct load_order **ret,
+                      size_t *ret_count, struct bl_errmsg *msg)
+{
+    struct load_order *order;
+    size_t count = 0, at = 0;
+
+    for (uint32_t w = 0; w < want_count; w++) {
+        count += wants[w].list.extent_count;
+    }
+    order = malloc((count + 1) * sizeof(*order));
+    if (order == NULL) {
+        return bl_err_code(msg, -ENOMEM, "load of %zu extents", count);
+    }
+    for (uint32_t w = 0; w < want_count; w++) {
+        const struct bl_extent_list *list = &wants[w].list;
+
+        for (uint32_t e = 0; e < list->extent_count; e++) {
+            if (list->extents[e].tensor >= list->tensor_count) {
+                free(order);
+                return bl_err(msg, BL_EFORMAT, "extent %u of destination %u has no tensor", e, w);
+            }
+            order[at++] = (struct load_order){&list->tensors[list->extents[e].tensor], w, e};
+        }
+    }
+    qsort(order, count, sizeof(*order), order_compare);
+    *ret = order;
+    *ret_count = count;
     return 0;
 }
 
-int ckpt_load(struct ckpt_store *store, const char *dir, const struct ckpt_dest *dests,
-              uint32_t dest_count, struct ckpt_load_result *ret, struct bl_errmsg *msg)
+/* What no good part holds must be in a bad one; then it is a hole. */
+static int plan_lost(struct loading *load, const struct load_order *order, struct bl_errmsg *msg)
 {
-    const struct ckpt_place place = {store, dir};
-    struct ckpt_reader *reader = NULL;
-    int rc = ckpt_reader_open(&reader, &place, 1, NULL, msg);
+    const struct bl_extent_list missing = {
+        .tensors = load->wants[order->want].list.tensors,
+        .tensor_count = load->wants[order->want].list.tensor_count,
+        .extents = load->spans.missing,
+        .extent_count = (uint32_t)load->spans.missing_count,
+    };
+    const struct ckpt_manifest *manifest = &load->copy->opened.manifest;
+    uint64_t elems = load->spans.missing_elems;
+    int rc = 0;
 
-    if (rc == 0) {
-        rc = ckpt_reader_load(reader, dests, dest_count, ret, msg);
+    load->lost.count = 0;
+    load->lost.missing_elems = 0;
+    if (load->copy->lost != NULL) {
+        rc =
+            bl_holdings_plan(load->copy->lost, &missing, 0, missing.extent_count, &load->lost, msg);
+        elems = load->lost.missing_elems;
     }
-    ckpt_reader_close(reader);
+    if (rc == 0 && elems > 0) {
+        rc = bl_err(msg, BL_ENOSTATE, "%llu elements are not there, of tensor %s",
+                    (unsigned long long)elems, order->tensor->name);
+    }
+    bl_spans_sort(&load->lost);
+    for (size_t i = 0; rc == 0 && i < load->lost.count; i++) {
+        uint32_t part = load->lost.at[i].src;
+
+        if (load->holes == NULL) {
+            rc = bl_err(msg, load->copy->bad_rc, "%s", load->copy->bad[part]);
+        } else if (!load->noted[part]) {
+            const struct ckpt_hole hole = {part, 0, manifest->parts[part].held.tensors[0].name};
+
+            load->noted[part] = true;
+            rc =
+                ckpt_holes_note(load->holes, &hole, load->copy->bad_rc, load->copy->bad[part], msg);
+        }
+    }
+    for (uint32_t e = 0; rc == 0 && e < missing.extent_count; e++) {
+        rc = ckpt_holes_want(load->holes, order->want, &missing.extents[e], msg);
+    }
+    load->spans.missing_count = 0;
+    load->spans.missing_elems = 0;
+    return rc;
+}
+
+static int plan_extent(struct loading *load, const struct load_order *order, struct bl_errmsg *msg)
+{
+    size_t before = load->spans.count;
+    int rc = bl_holdings_plan(load->copy->good, &load->wants[order->want].list, order->extent,
+                              order->extent + 1, &load->spans, msg);
+
+    for (size_t i = before; i < load->spans.count; i++) {
+        load->spans.at[i].src_extent = order->want;
+    }
+    if (rc == 0 && load->spans.missing_elems > 0) {
+        rc = plan_lost(load, order, msg);
+    }
+    return rc;
+}
+
+/* How many spans are planned before files are read: what the memory leaves after the buffers. An
+ * active list, and the room that a growing array leaves, go with each span. */
+static size_t plan_room(const struct ckpt_reader_config *config)
+{
+    uint64_t memory = config->memory_max > 0 ? config->memory_max : LOAD_MEMORY_DEFAULT;
+    uint64_t buffers = (uint64_t)CKPT_QUEUE_DEPTH * CKPT_QUEUE_BYTES;
+    uint64_t bytes = memory > 2 * buffers ? memory - 2 * buffers : LOAD_PLAN_MIN;
+
+    return (size_t)(bytes / (3 * sizeof(struct bl_span)));
+}
+
+int ckpt_copy_load(const struct ckpt_copy *copy, const struct ckpt_want *wants, uint32_t want_count,
+                   const struct ckpt_reader_config *config, struct ckpt_holes *holes,
+                   struct ckpt_load_result *result, struct bl_errmsg *msg)
+{
+    struct loading load = {
+        .copy = copy,
+        .wants = wants,
+        .config = config,
+        .holes = holes,
+        .result = result,
+        .spans = {.keep_missing = true},
+    };
+    struct load_order *order = NULL;
+    size_t count = 0, room = plan_room(config);
+    int rc = order_make(wants, want_count, &order, &count, msg);
+
+    load.noted = calloc(copy->opened.manifest.part_count + 1u, sizeof(*load.noted));
+    if (rc == 0 && load.noted == NULL) {
+        rc = bl_err_code(msg, -ENOMEM, "load");
+    }
+    for (size_t i = 0; rc == 0 && i < count;) {
+        while (rc == 0 && i < count && load.spans.count < room) {
+            rc = plan_extent(&load, &order[i++], msg);
+        }
+        rc = rc < 0 ? rc : load_planned(&load, msg);
+    }
+    free(order);
+    free(load.asking);
+    free(load.giving);
+    free(load.bad);
+    free(load.noted);
+    bl_spans_close(&load.spans);
+    bl_spans_close(&load.lost);
     return rc;
 }
