@@ -237,6 +237,7 @@ static void guard(struct retainer *r)
         if (r->held[i] == HELD_NOT) {
             r->decisions[i].remove = newer >= CKPT_RETAIN_VERIFIED_MIN;
             if (!r->decisions[i].remove) {
+                r->decisions[i].waits = true;
                 guarded(r, i);
             }
         }

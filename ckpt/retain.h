@@ -21,9 +21,10 @@
 
 #include "ckpt/ckpt.h"
 
-#define CKPT_RETAIN_VERIFIED_MIN 2u /* one that is verified is no protection against its own loss  \
-                                     */
-#define CKPT_DECISION_MAX 160       /* bytes of a reason, with the NUL */
+#define CKPT_RETAIN_VERIFIED_MIN                                                                   \
+    2u                        /* one that is verified is no protection against its own loss        \
+                               */
+#define CKPT_DECISION_MAX 160 /* bytes of a reason, with the NUL */
 
 struct ckpt_keep { /* all 0: everything is kept */
     uint32_t keep; /* newest good ones of the run's line, at least two; 0: no limit by number */
@@ -34,8 +35,13 @@ struct ckpt_keep { /* all 0: everything is kept */
 
 struct ckpt_decision {
     bool remove;
+    bool waits; /* no rule keeps it; it goes once two newer ones are verified */
     char why[CKPT_DECISION_MAX];
 };
+
+/* Good, and not beyond the end of a line? */
+bool ckpt_entry_admitted(const struct ckpt_entry *entry, const struct ckpt_cut *cuts,
+                         uint32_t cut_count);
 
 /* Does anything at all follow from the rules? */
 bool ckpt_keep_is_on(const struct ckpt_keep *keep);

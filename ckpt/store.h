@@ -22,7 +22,6 @@
 #define CKPT_LATEST_FILE        "latest"
 #define CKPT_TRASH_DIR          ".trash"
 #define CKPT_MANIFEST_FILE      "manifest.json"
-#define CKPT_MANIFEST_TEMP_FILE "manifest.json.tmp"
 #define CKPT_VERIFIED_FILE      "verified"
 #define CKPT_VERIFIED_TEMP_FILE "verified.tmp"
 /* A part that another engine says is there may be seen late on a network file system: how long the
@@ -83,10 +82,6 @@ BL_MUST_CHECK int ckpt_finish_forward(struct ckpt_store *store, const char *atte
 
 /* When a directory's checkpoint was last read back whole, as `verified` says; 0: not known. */
 uint64_t ckpt_verified_read(struct ckpt_store *store, const char *dir, uint64_t manifest_digest);
-
-/* Good, and not beyond the end of a line? */
-bool ckpt_entry_admitted(const struct ckpt_entry *entry, const struct ckpt_cut *cuts,
-                         uint32_t cut_count);
 
 /* BL_EFORMAT unless the store was opened with a run and a node. */
 BL_MUST_CHECK int ckpt_store_writable(const struct ckpt_store *store, struct bl_errmsg *msg);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ckpt/part.h"
+#include "ckpt/retain.h"
 #include "ckpt/store.h"
 
 void ckpt_opened_close(struct ckpt_opened *opened)

@@ -54,6 +54,15 @@ int ckpt_verified_mark(struct ckpt_store *store, const char *dir, uint64_t manif
     return rc;
 }
 
+void ckpt_verified_clear(struct ckpt_store *store, const char *dir)
+{
+    char path[CKPT_PATH_MAX];
+
+    if (store->writable && ckpt_path_join(path, store->path, dir, CKPT_VERIFIED_FILE, NULL) == 0) {
+        BL_IGNORE(store->io->ops->unlink(store->io, path), "there may be none");
+    }
+}
+
 static int verified_decode(const char *text, size_t bytes, uint64_t manifest_digest,
                            uint64_t *ret_unix_s)
 {

@@ -11,7 +11,22 @@
 #include "base/json.h"
 #include "engine/engine.h"
 
-char *engine_part_json(const struct ckpt_part_result *part, const char *node)
+/* The names of tensors that did not change, as a JSON list; NULL when out of memory. */
+static json_t *unchanged_json(const struct engine_names *names)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; list != NULL && i < names->count; i++) {
+        if (json_array_append_new(list, json_string(names->names[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+char *engine_part_json(const struct ckpt_part_result *part, const char *node,
+                       const struct engine_watch *watch)
 {
     json_t *object = json_object();
     char *text = NULL;
@@ -19,31 +34,47 @@ char *engine_part_json(const struct ckpt_part_result *part, const char *node)
     if (object != NULL && json_object_set_new(object, "name", json_string(part->name)) == 0 &&
         json_object_set_new(object, "node", json_string(node)) == 0 &&
         json_object_set_new(object, "bytes", json_integer((json_int_t)part->bytes)) == 0 &&
-        json_object_set_new(object, "index", bl_json_new_hex64(part->index_digest)) == 0) {
+        json_object_set_new(object, "index", bl_json_new_hex64(part->index_digest)) == 0 &&
+        (watch->unchanged.count == 0 ||
+         json_object_set_new(object, "unchanged", unchanged_json(&watch->unchanged)) == 0)) {
         text = bl_json_dump(object);
     }
     json_decref(object);
     return text;
 }
 
-int engine_part_parse(struct ckpt_part *ret, const char *json, struct bl_errmsg *msg)
+static int take_unchanged(const json_t *object, struct engine_names *ret, struct bl_errmsg *msg)
+{
+    const json_t *list = json_object_get(object, "unchanged");
+    size_t count = json_array_size(list);
+
+    for (size_t i = 0; i < count && i < ENGINE_WATCH_NAMES_MAX; i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+
+        if (name == NULL || strlen(name) >= BL_TENSOR_NAME_MAX) {
+            return bl_err(msg, BL_EFORMAT, "unchanged: must be names of tensors");
+        }
+        if (engine_names_add(ret, name) < 0) {
+            return bl_err_code(msg, -ENOMEM, "unchanged");
+        }
+    }
+    return 0;
+}
+
+int engine_part_parse(struct ckpt_part *ret, const char *json, struct engine_names *ret_unchanged,
+                      struct bl_errmsg *msg)
 {
     struct ckpt_part part = {0};
     json_t *object = NULL;
     int rc = json == NULL ? bl_err(msg, BL_EPROTO, "a part without description")
                           : bl_json_parse(json, strlen(json), &object, msg);
 
-    if (rc == 0) {
-        rc = bl_json_copy_string(object, "name", part.name, sizeof(part.name), msg);
-    }
-    if (rc == 0) {
-        rc = bl_json_copy_string(object, "node", part.node, sizeof(part.node), msg);
-    }
-    if (rc == 0) {
-        rc = bl_json_u64(object, "bytes", 1, INT64_MAX, &part.bytes, msg);
-    }
-    if (rc == 0) {
-        rc = bl_json_hex64(object, "index", &part.index_digest, msg);
+    rc = rc < 0 ? rc : bl_json_copy_string(object, "name", part.name, sizeof(part.name), msg);
+    rc = rc < 0 ? rc : bl_json_copy_string(object, "node", part.node, sizeof(part.node), msg);
+    rc = rc < 0 ? rc : bl_json_u64(object, "bytes", 1, INT64_MAX, &part.bytes, msg);
+    rc = rc < 0 ? rc : bl_json_hex64(object, "index", &part.index_digest, msg);
+    if (rc == 0 && ret_unchanged != NULL) {
+        rc = take_unchanged(object, ret_unchanged, msg);
     }
     json_decref(object);
     if (rc < 0) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * belay-engine from inside. The main thread owns the socket to the daemon; two workers do what can
- * take long, so that a load never waits behind a save:
+ * belay-engine from inside. The main thread owns the socket to the daemon; three workers do what
+ * can take long, so that a load never waits behind a save, and nothing waits behind verification:
  *
- *     socket -> main -> writer: write, commit (and after its answer: verify, retain), cancel
- *                  \--> reader: scan, load
+ *     socket -> main -> writer: write, commit, cancel             nice 10
+ *                  \--> reader: scan, load                        a recovery waits for it
+ *                       writer -> verifier: sweep, read back,     nice 19, idle disk;
+ *                                 retain                          stands still while a save runs
  *     socket <- main <- answers (a list under a lock, an eventfd wakes the main thread)
  *
  * Started as `belay-engine --fd N`, N being one end of a socket pair. It says hello first, answers
@@ -12,7 +14,8 @@
  *
  * The JSON that goes through the daemon unread:
  *
- *     part_json      {"name":"part-0003","node":"n3","bytes":123,"index":"0123456789abcdef"}
+ *     part_json      {"name":"part-0003","node":"n3","bytes":123,"index":"0123456789abcdef",
+ *                    "unchanged":["tensors that hold the bytes of the save before", ...]}
  *     manifest_json  what the parts do not say; each member may be missing, others are passed over:
  *                    {"job":{the frozen job},"layout":{"world":4,"dp":4,"tp":1,"pp":1,"zero":1},
  *                    "lanes":4,"seed":"7","samples":9600,"metrics":{"loss":2.5,"tokens":1228800},
@@ -29,18 +32,28 @@
 
 #include "base/error.h"
 #include "ckpt/ckpt.h"
+#include "engine/budget.h"
+#include "engine/watch.h"
 #include "wire/codec.h"
 
-#define ENGINE_QUEUE_MAX 64u /* questions waiting in one lane; more is a broken daemon */
+#define ENGINE_QUEUE_MAX  64u   /* questions waiting in one lane; more is a broken daemon */
+#define ENGINE_ARENAS_MAX 4096u /* of one write; more is a broken daemon */
 /* How long the engine lets its workers finish after the daemon has gone; then it leaves as it is:
  * nothing half-written counts. */
 #define ENGINE_LEAVE_MS 5000u
+
+struct engine_arena { /* of a write, with the descriptor that came for it */
+    struct wire_engine_arena arena;
+    int fd; /* owned by the task */
+};
 
 struct engine_task { /* a question */
     enum wire_type type;
     void *message; /* owned: struct of the type */
     int fds[WIRE_FDS_MAX];
-    uint32_t fd_count; /* owned */
+    uint32_t fd_count;           /* owned; a write's are in its arenas */
+    struct engine_arena *arenas; /* owned; all of a write, of earlier frames too */
+    uint32_t arena_count;
     atomic_int cancel; /* set by the main thread; relaxed order is enough for a flag */
     struct engine_task *next;
 };
@@ -65,9 +78,13 @@ struct engine_lane { /* a worker and its queue */
     bool done; /* the thread has left */
 };
 
+struct engine_verifier;
+
 struct engine {
     struct engine_lane writer, reader;
-    pthread_mutex_t lock; /* guards the answers */
+    struct engine_verifier *verifier;
+    struct engine_watch watch; /* the writer's */
+    pthread_mutex_t lock;      /* guards the answers */
     struct engine_answer *first, *last;
     int wake_fd; /* eventfd */
 };
@@ -90,7 +107,22 @@ void engine_text(char ret[WIRE_REASON_MAX], int rc, const struct bl_errmsg *why)
 struct engine_answer *engine_answer_take(struct engine *engine);
 void engine_answer_free(struct engine_answer *answer);
 
-/* ---- save.c, fetch.c: workers ---- */
+/* ---- question.c: main thread ---- */
+
+/* Descriptors that came ahead of their write. */
+struct engine_collected {
+    uint64_t attempt;
+    struct engine_arena *arenas; /* owned */
+    uint32_t count;
+};
+void engine_collected_close(struct engine_collected *collected);
+/* Turns a frame into a task and queues it, or collects what it brings. */
+struct wire_sock;
+BL_MUST_CHECK int engine_question(struct engine *engine, struct engine_collected *collected,
+                                  struct wire_sock *sock, const struct wire_frame *frame,
+                                  struct bl_errmsg *msg);
+
+/* ---- save.c, commit.c, fetch.c: workers ---- */
 
 void engine_write(struct engine *engine, struct engine_task *task);
 void engine_commit(struct engine *engine, struct engine_task *task);
@@ -100,12 +132,53 @@ void engine_load(struct engine *engine, struct engine_task *task);
 /* Opens the root that a message names. *ret is owned. */
 BL_MUST_CHECK int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
                                    struct bl_errmsg *msg);
+struct ckpt_attempt engine_attempt_of(const struct wire_engine_attempt *attempt);
+
+/* ---- arenas.c: the writer ---- */
+
+struct engine_mapped {                  /* the ranks' arenas of one write, mapped */
+    struct engine_mapped_arena *arenas; /* owned */
+    struct ckpt_source *bases;          /* owned: all of each arena's slot */
+    uint32_t count;
+    struct engine_pick *pick;          /* owned, or NULL: all is written */
+    struct ckpt_source picked;         /* with pick: pulls what was picked */
+    const struct ckpt_source *sources; /* what is written: bases, or &picked */
+    uint32_t source_count;
+    bool repeats;                  /* some extent lies in two arenas; it is written once */
+    struct bl_state_digest expect; /* of all slots; of what is written without pick and repeats */
+};
+
+/* Maps the arenas of the write and checks that their slots are sealed with its line and step.
+ * engine_mapped_close in any case. */
+BL_MUST_CHECK int engine_mapped_open(struct engine_mapped *ret, const struct engine_task *task,
+                                     struct bl_errmsg *msg);
+/* Are they still what they were? BL_ENOSTATE when not. */
+BL_MUST_CHECK int engine_mapped_recheck(const struct engine_mapped *mapped,
+                                        const struct engine_task *task, struct bl_errmsg *msg);
+void engine_mapped_close(struct engine_mapped *mapped);
+
+/* ---- verify.c ---- */
+
+BL_MUST_CHECK int engine_verifier_start(struct engine *engine, struct bl_errmsg *msg);
+/* Main thread: asks it to leave; has it left? Then joins and frees it. */
+void engine_verifier_stop(struct engine_verifier *verifier);
+bool engine_verifier_is_done(struct engine_verifier *verifier);
+void engine_verifier_join(struct engine_verifier *verifier);
+/* Any thread: a save was asked for (+1), or is answered (-1). It stands still meanwhile. */
+void engine_verifier_saves(struct engine_verifier *verifier, int change);
+/* Writer: what follows this commit, whose checkpoint is `dir`. Copies what it needs. */
+void engine_verifier_push(struct engine_verifier *verifier,
+                          const struct wire_engine_commit *message, const char *dir,
+                          uint64_t manifest_digest);
 
 /* ---- describe.c ---- */
 
 /* The JSON of a part; owned, NULL when out of memory. */
-char *engine_part_json(const struct ckpt_part_result *part, const char *node);
-BL_MUST_CHECK int engine_part_parse(struct ckpt_part *ret, const char *json, struct bl_errmsg *msg);
+char *engine_part_json(const struct ckpt_part_result *part, const char *node,
+                       const struct engine_watch *watch);
+/* `ret_unchanged` (may be NULL) is added to: names that the part says did not change. */
+BL_MUST_CHECK int engine_part_parse(struct ckpt_part *ret, const char *json,
+                                    struct engine_names *ret_unchanged, struct bl_errmsg *msg);
 /* Fills what manifest_json says; the caller has set run, generation, line, step. */
 BL_MUST_CHECK int engine_manifest_fill(struct ckpt_manifest *manifest, const char *json,
                                        struct bl_errmsg *msg);

@@ -26,60 +26,8 @@ static void usage(FILE *to)
           to);
 }
 
-/* How many descriptors belong to a message. */
-static uint32_t fds_of(enum wire_type type, const void *message)
-{
-    if (type == WIRE_TYPE_ENGINE_WRITE) {
-        return ((const struct wire_engine_write *)message)->arena_count;
-    }
-    return type == WIRE_TYPE_ENGINE_LOAD ? 1 : 0;
-}
-
-static bool is_question(uint32_t type)
-{
-    return type == WIRE_TYPE_ENGINE_WRITE || type == WIRE_TYPE_ENGINE_COMMIT ||
-           type == WIRE_TYPE_ENGINE_CANCEL || type == WIRE_TYPE_ENGINE_SCAN ||
-           type == WIRE_TYPE_ENGINE_LOAD;
-}
-
-/* Turns a frame into a task and queues it. */
-static int take_frame(struct engine *engine, struct wire_sock *sock, const struct wire_frame *frame,
-                      struct bl_errmsg *msg)
-{
-    enum wire_type type = (enum wire_type)frame->type;
-    struct engine_task *task;
-    uint32_t fd_count;
-    int rc;
-
-    if (!is_question(frame->type)) {
-        return bl_err(msg, BL_EPROTO, "%s is no question to an engine",
-                      wire_type_name(frame->type));
-    }
-    task = calloc(1, sizeof(*task));
-    if (task == NULL || (task->message = calloc(1, wire_message_size(type))) == NULL) {
-        free(task);
-        return bl_err_code(msg, -ENOMEM, "task");
-    }
-    task->type = type;
-    rc = wire_message_decode(type, task->message, frame->payload, frame->payload_bytes, msg);
-    if (rc == 0) {
-        fd_count = fds_of(type, task->message);
-        rc = fd_count > WIRE_FDS_MAX ? BL_ELIMIT : wire_sock_fds_take(sock, task->fds, fd_count);
-        task->fd_count = rc == 0 ? fd_count : 0;
-        rc = rc < 0 ? bl_err_code(msg, rc, "descriptors of %s", wire_type_name(type)) : 0;
-    }
-    if (rc < 0) {
-        engine_task_free(task);
-        return rc;
-    }
-    if (type == WIRE_TYPE_ENGINE_CANCEL) {
-        engine_cancel(engine, ((struct wire_engine_cancel *)task->message)->attempt.attempt);
-    }
-    rc = engine_submit(engine, task);
-    return rc < 0 ? bl_err_code(msg, rc, "too many questions at once") : 0;
-}
-
-static int read_frames(struct engine *engine, struct wire_sock *sock, struct bl_errmsg *msg)
+static int read_frames(struct engine *engine, struct engine_collected *collected,
+                       struct wire_sock *sock, struct bl_errmsg *msg)
 {
     struct wire_frame frame;
     int rc = wire_sock_read(sock);
@@ -88,7 +36,7 @@ static int read_frames(struct engine *engine, struct wire_sock *sock, struct bl_
         return rc;
     }
     while ((rc = wire_sock_next(sock, &frame, msg)) > 0) {
-        rc = take_frame(engine, sock, &frame, msg);
+        rc = engine_question(engine, collected, sock, &frame, msg);
         if (rc < 0) {
             return rc;
         }
@@ -121,6 +69,7 @@ static int say_hello(struct wire_sock *sock, struct bl_errmsg *msg)
 /* Until the daemon closes its end (0), or something breaks. */
 static int serve(struct engine *engine, struct wire_sock *sock, struct bl_errmsg *msg)
 {
+    struct engine_collected collected = {0};
     int rc = say_hello(sock, msg);
 
     while (rc == 0) {
@@ -131,18 +80,21 @@ static int serve(struct engine *engine, struct wire_sock *sock, struct bl_errmsg
         };
 
         if (left < 0) {
-            return left == BL_EPEER || left == -EPIPE ? 0 : left;
+            rc = left;
+            break;
         }
         if (poll(polls, 2, -1) < 0 && errno != EINTR) {
-            return bl_err_code(msg, -errno, "poll");
+            rc = bl_err_code(msg, -errno, "poll");
+            break;
         }
         if ((polls[1].revents & POLLIN) != 0) {
             rc = post_answers(engine, sock, msg);
         }
         if (rc == 0 && (polls[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
-            rc = read_frames(engine, sock, msg);
+            rc = read_frames(engine, &collected, sock, msg);
         }
     }
+    engine_collected_close(&collected);
     return rc == BL_EPEER || rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
 }
 
@@ -174,6 +126,17 @@ static int parse_args(int argc, char **argv, int *ret_fd)
     return -1;
 }
 
+/* A write of many arenas has many descriptors. */
+static void files_allow(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        BL_IGNORE(setrlimit(RLIMIT_NOFILE, &limit) < 0, "few arenas fit all the same");
+    }
+}
+
 int main(int argc, char **argv)
 {
     static struct engine engine;
@@ -187,13 +150,14 @@ int main(int argc, char **argv)
     }
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the terminal's: the daemon decides, and closes the socket */
-    BL_IGNORE(setpriority(PRIO_PROCESS, 0, 5) < 0, "only kinder to the ranks");
+    files_allow();
     rc = wire_unix_peer_check(fd, &why);
     if (rc < 0) {
         fprintf(stderr, "belay-engine: descriptor %d is no socket of a daemon: %s\n", fd, why.text);
         return 3;
     }
-    rc = engine_start(&engine, &why);
+    rc = engine_budget_check(ENGINE_MEMORY_BYTES, &why);
+    rc = rc < 0 ? rc : engine_start(&engine, &why);
     if (rc < 0) {
         fprintf(stderr, "belay-engine: %s\n", why.text);
         return 3;

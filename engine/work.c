@@ -20,6 +20,10 @@ void engine_task_free(struct engine_task *task)
     for (uint32_t i = 0; i < task->fd_count; i++) {
         close(task->fds[i]);
     }
+    for (uint32_t i = 0; i < task->arena_count; i++) {
+        close(task->arenas[i].fd);
+    }
+    free(task->arenas);
     wire_message_close(task->type, task->message);
     free(task->message);
     free(task);
@@ -98,10 +102,19 @@ static void work(struct engine *engine, struct engine_task *task)
     }
 }
 
+/* Do saves wait for it? Then verification stands still. */
+static bool is_save(const struct engine_task *task)
+{
+    return task->type == WIRE_TYPE_ENGINE_WRITE || task->type == WIRE_TYPE_ENGINE_COMMIT;
+}
+
 static void *lane_main(void *arg)
 {
     struct engine_lane *lane = arg;
 
+    if (lane == &lane->engine->writer) {
+        engine_thread_kind(ENGINE_NICE_WRITER, 0);
+    }
     pthread_mutex_lock(&lane->lock);
     while (!lane->stop || lane->first != NULL) {
         struct engine_task *task = lane->first;
@@ -116,6 +129,9 @@ static void *lane_main(void *arg)
         lane->current = task;
         pthread_mutex_unlock(&lane->lock);
         work(lane->engine, task);
+        if (is_save(task)) {
+            engine_verifier_saves(lane->engine->verifier, -1);
+        }
         pthread_mutex_lock(&lane->lock);
         lane->current = NULL;
         engine_task_free(task);
@@ -146,7 +162,8 @@ int engine_start(struct engine *engine, struct bl_errmsg *msg)
     if (engine->wake_fd < 0) {
         return bl_err_code(msg, -errno, "eventfd");
     }
-    rc = lane_start(&engine->writer, engine, msg);
+    rc = engine_verifier_start(engine, msg);
+    rc = rc < 0 ? rc : lane_start(&engine->writer, engine, msg);
     return rc < 0 ? rc : lane_start(&engine->reader, engine, msg);
 }
 
@@ -156,6 +173,9 @@ int engine_submit(struct engine *engine, struct engine_task *task)
     struct engine_lane *lane = reads ? &engine->reader : &engine->writer;
     int rc = 0;
 
+    if (is_save(task)) {
+        engine_verifier_saves(engine->verifier, 1);
+    }
     pthread_mutex_lock(&lane->lock);
     if (lane->count >= ENGINE_QUEUE_MAX) {
         rc = BL_ELIMIT;
@@ -171,6 +191,9 @@ int engine_submit(struct engine *engine, struct engine_task *task)
     }
     pthread_mutex_unlock(&lane->lock);
     if (rc < 0) {
+        if (is_save(task)) {
+            engine_verifier_saves(engine->verifier, -1);
+        }
         engine_task_free(task);
     }
     return rc;
@@ -233,10 +256,14 @@ bool engine_stop(struct engine *engine)
 
     lane_stop(&engine->writer);
     lane_stop(&engine->reader);
+    engine_verifier_stop(engine->verifier);
     for (uint64_t waited = 0; waited < bl_time_scaled_ms(ENGINE_LEAVE_MS); waited += 2) {
-        if (lane_is_done(&engine->writer) && lane_is_done(&engine->reader)) {
+        if (lane_is_done(&engine->writer) && lane_is_done(&engine->reader) &&
+            engine_verifier_is_done(engine->verifier)) {
             pthread_join(engine->writer.thread, NULL);
             pthread_join(engine->reader.thread, NULL);
+            engine_verifier_join(engine->verifier);
+            engine_watch_close(&engine->watch);
             return true;
         }
         nanosleep(&pause, NULL);

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the engine may take of the node: memory, processor, disk. Training comes first.
+ */
+#ifndef ENGINE_BUDGET_H
+#define ENGINE_BUDGET_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+/*
+ * Memory, in three shares that can be in use at once; descriptions of the state (some 300 bytes an
+ * extent) come on top. The ranks' arenas are theirs, and only mapped here.
+ */
+#define ENGINE_SAVE_BYTES   (96ull << 20)  /* transfer buffers; compressed chunks under way */
+#define ENGINE_VERIFY_BYTES (48ull << 20)  /* transfer buffers; a chunk being decompressed */
+#define ENGINE_LOAD_BYTES   (256ull << 20) /* plans and buffers of a load */
+#define ENGINE_MEMORY_BYTES (ENGINE_SAVE_BYTES + ENGINE_VERIFY_BYTES + ENGINE_LOAD_BYTES)
+
+/* Processor: 0 is what the ranks have. */
+#define ENGINE_NICE_WRITER   10
+#define ENGINE_NICE_VERIFIER 19
+
+/* Does the node have `bytes` to give, now? BL_ELIMIT with the sum in the text when it does not; 0
+ * also where the system does not tell. */
+BL_MUST_CHECK int engine_budget_check(uint64_t bytes, struct bl_errmsg *msg);
+
+/* Makes the calling thread as kind as `nice` says; idle: its transfers wait for all others'. What
+ * the system refuses is let be. */
+void engine_thread_kind(int nice, int idle);
+
+#endif

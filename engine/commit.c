@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commit of all parts of a save. What follows it (sweep, reading back, retention) is the
+ * verifier's work. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/engine.h"
+
+/* A name and how often it was said; how many parts hold the tensor. */
+struct unchanged {
+    const char *name;
+    uint32_t said, held;
+};
+
+static int unchanged_order(const void *a_, const void *b_)
+{
+    const struct unchanged *a = a_, *b = b_;
+
+    return strcmp(a->name, b->name);
+}
+
+/* Keeps those names that every part which holds the tensor has said; sorted. */
+static uint32_t unchanged_everywhere(struct unchanged *list, uint32_t count,
+                                     const struct ckpt_manifest *manifest)
+{
+    uint32_t distinct = 0, kept = 0;
+
+    qsort(list, count, sizeof(*list), unchanged_order);
+    for (uint32_t i = 0; i < count; i++) {
+        if (distinct > 0 && strcmp(list[distinct - 1].name, list[i].name) == 0) {
+            list[distinct - 1].said++;
+        } else {
+            list[distinct++] = list[i];
+        }
+    }
+    for (uint32_t p = 0; p < manifest->part_count; p++) {
+        const struct bl_extent_list *held = &manifest->parts[p].held;
+
+        for (uint32_t t = 0; t < held->tensor_count; t++) {
+            const struct unchanged key = {.name = held->tensors[t].name};
+            struct unchanged *found = bsearch(&key, list, distinct, sizeof(*list), unchanged_order);
+
+            if (found != NULL) {
+                found->held++;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < distinct; i++) {
+        if (list[i].said == list[i].held) {
+            list[kept++] = list[i];
+        }
+    }
+    return kept;
+}
+
+/* Says which tensors have the bytes of the save before, or "". */
+static void warn_unchanged(char ret[WIRE_REASON_MAX], const struct engine_names *names,
+                           const struct ckpt_manifest *manifest)
+{
+    struct unchanged *list = calloc(names->count + 1u, sizeof(*list));
+    uint32_t count = 0;
+    size_t at;
+
+    ret[0] = '\0';
+    for (uint32_t i = 0; list != NULL && i < names->count; i++) {
+        list[i] = (struct unchanged){.name = names->names[i], .said = 1};
+    }
+    if (list != NULL && names->count > 0) {
+        count = unchanged_everywhere(list, names->count, manifest);
+    }
+    if (count > 0) {
+        at = (size_t)snprintf(ret, WIRE_REASON_MAX,
+                              "%u tensors that should change hold the very bytes of the save "
+                              "before:",
+                              count);
+        for (uint32_t i = 0; i < count && i < 3; i++) {
+            at += (size_t)snprintf(ret + at, WIRE_REASON_MAX - at, " %.100s", list[i].name);
+        }
+        snprintf(ret + at, WIRE_REASON_MAX - at, "%s", count > 3 ? " ..." : "");
+    }
+    free(list);
+}
+
+static int commit(const struct wire_engine_commit *message, struct ckpt_store *store,
+                  struct ckpt_commit_result *result, char warning[WIRE_REASON_MAX],
+                  struct bl_errmsg *msg)
+{
+    const struct ckpt_attempt attempt = engine_attempt_of(&message->attempt);
+    struct ckpt_manifest manifest = {
+        .generation = attempt.generation, .line = message->attempt.line, .step = attempt.step};
+    struct engine_names unchanged = {0};
+    int rc = 0;
+
+    snprintf(manifest.run, sizeof(manifest.run), "%s", ckpt_store_run(store));
+    manifest.parts = calloc(message->part_count + 1u, sizeof(*manifest.parts));
+    if (manifest.parts == NULL) {
+        rc = bl_err_code(msg, -ENOMEM, "commit");
+    }
+    for (uint32_t i = 0; rc == 0 && i < message->part_count; i++) {
+        rc = engine_part_parse(&manifest.parts[i], message->parts[i].part_json, &unchanged, msg);
+        manifest.part_count = i + (rc == 0);
+    }
+    rc = rc < 0 ? rc : engine_manifest_fill(&manifest, message->manifest_json, msg);
+    rc = rc < 0 ? rc : ckpt_commit(store, &attempt, &manifest, result, msg);
+    if (rc == 0) {
+        warn_unchanged(warning, &unchanged, &manifest);
+    }
+    engine_names_close(&unchanged);
+    ckpt_manifest_close(&manifest);
+    return rc;
+}
+
+static void log_committed(const struct wire_engine_commit *message,
+                          const struct wire_engine_committed *answer,
+                          const struct ckpt_commit_result *result)
+{
+    unsigned long long step = (unsigned long long)message->attempt.step;
+
+    if (answer->rc < 0) {
+        bl_log(BL_LOG_WARN, "engine", "commit: %s", answer->text);
+        return;
+    }
+    bl_log(BL_LOG_INFO, "engine", "step %llu: committed as %s%s%s", step, result->dir,
+           result->already ? " (it was there)" : "",
+           result->reserve_used ? ", with the reserve of a full disk" : "");
+    if (!result->hint_written) {
+        bl_log(BL_LOG_WARN, "engine",
+               "step %llu: %s/latest could not be written; it is a hint only", step,
+               message->root.path);
+    }
+    if (answer->warning[0] != '\0') {
+        bl_log(BL_LOG_WARN, "engine", "step %llu: %s", step, answer->warning);
+    }
+}
+
+void engine_commit(struct engine *engine, struct engine_task *task)
+{
+    const struct wire_engine_commit *message = task->message;
+    struct wire_engine_committed answer = {.attempt = message->attempt.attempt};
+    struct ckpt_commit_result result = {0};
+    struct ckpt_store *store = NULL;
+    struct bl_errmsg why = {0};
+
+    answer.rc = engine_root_open(&store, &message->root, &why);
+    if (answer.rc == 0) {
+        answer.rc = commit(message, store, &result, answer.warning, &why);
+    }
+    ckpt_store_close(store);
+    answer.manifest_digest = result.manifest_digest;
+    snprintf(answer.dir, sizeof(answer.dir), "%s", result.dir);
+    engine_text(answer.text, answer.rc, &why);
+    log_committed(message, &answer, &result);
+    engine_answer(engine, WIRE_TYPE_ENGINE_COMMITTED, &answer);
+    if (answer.rc == 0) {
+        engine_verifier_push(engine->verifier, message, result.dir, result.manifest_digest);
+    }
+}

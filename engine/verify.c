@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What follows a commit, on a thread of its own that is as kind as a thread can be: sweep what dead
+ * attempts left, read back what was committed, and only then let older ones go.
+ *
+ *     commits -> | newest .. oldest | -> sweep -> read back -> mark -> retain -> ENGINE_VERIFIED
+ *
+ * The newest commit comes first: with it and the one before verified, retention can let go of all
+ * that is older, read back or not. A save has precedence: while one is asked for or written, the
+ * verifier stands still between two buffers. Where saves follow each other so closely that commits
+ * wait here, it no longer does: a disk that fills up would end the saves too.
+ *
+ * Who was verified is recorded in the checkpoint's directory; where that cannot be written (a full
+ * disk), this process remembers it, so that retention can make room all the same. Who was found
+ * damaged is remembered too, and protects nothing.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "ckpt/retain.h"
+#include "engine/engine.h"
+
+#define PENDING_MAX 16u  /* commits that wait; the oldest is let go unverified */
+#define BEHIND      2u   /* so many waiting: saves no longer hold it up */
+#define KNOWN_MAX   256u /* checkpoints remembered */
+
+struct pending { /* a commit and what is to follow it */
+    struct wire_engine_root root;
+    struct ckpt_keep keep;
+    bool verify;
+    uint64_t attempt, step, generation;
+    char dir[WIRE_DIR_MAX];
+    uint64_t manifest_digest;
+    struct ckpt_cut *cuts; /* owned */
+    uint32_t cut_count;
+    struct pending *next; /* older */
+};
+
+struct known {
+    uint64_t manifest_digest;
+    bool good;
+};
+
+struct engine_verifier {
+    struct engine *engine;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards the six below */
+    pthread_cond_t wake;
+    struct pending *first;
+    uint32_t count;
+    int saves; /* asked for and not answered */
+    bool stop, done;
+    atomic_int cancel; /* what ckpt_verify looks at */
+    /* The thread's own. */
+    struct known known[KNOWN_MAX]; /* a ring */
+    uint32_t known_count;
+};
+
+/* One reading: for the pause and the pace. */
+struct reading {
+    struct engine_verifier *verifier;
+    uint64_t rate_max, started_ms;
+};
+
+static uint64_t now_ms(void)
+{
+    return bl_now_ns() / 1000000;
+}
+
+static void pending_free(struct pending *pending)
+{
+    if (pending != NULL) {
+        free(pending->cuts);
+        free(pending);
+    }
+}
+
+/* ---- standing still ---- */
+
+/* Until no save runs, or too much waits. */
+static void wait_for_saves(struct engine_verifier *verifier)
+{
+    pthread_mutex_lock(&verifier->lock);
+    while (verifier->saves > 0 && verifier->count < BEHIND && !verifier->stop) {
+        pthread_cond_wait(&verifier->wake, &verifier->lock);
+    }
+    pthread_mutex_unlock(&verifier->lock);
+}
+
+/* Until the clock says `until_ms`, or the engine leaves. */
+static void wait_until(struct engine_verifier *verifier, uint64_t until_ms)
+{
+    const struct timespec until = {(time_t)(until_ms / 1000), (long)(until_ms % 1000) * 1000000};
+
+    pthread_mutex_lock(&verifier->lock);
+    while (!verifier->stop && now_ms() < until_ms &&
+           pthread_cond_timedwait(&verifier->wake, &verifier->lock, &until) != ETIMEDOUT) {
+    }
+    pthread_mutex_unlock(&verifier->lock);
+}
+
+static void on_progress(void *arg, uint64_t bytes_done, uint64_t bytes_all)
+{
+    const struct reading *reading = arg;
+
+    (void)bytes_all;
+    wait_for_saves(reading->verifier);
+    if (reading->rate_max > 0) {
+        wait_until(reading->verifier, reading->started_ms + bytes_done * 1000 / reading->rate_max);
+    }
+}
+
+void engine_verifier_saves(struct engine_verifier *verifier, int change)
+{
+    pthread_mutex_lock(&verifier->lock);
+    verifier->saves += change;
+    BL_ASSERT(verifier->saves >= 0);
+    if (verifier->saves == 0) {
+        pthread_cond_broadcast(&verifier->wake);
+    }
+    pthread_mutex_unlock(&verifier->lock);
+}
+
+/* ---- what is known of a checkpoint ---- */
+
+static const struct known *known_find(const struct engine_verifier *verifier, uint64_t digest)
+{
+    for (uint32_t i = 0; i < KNOWN_MAX && i < verifier->known_count; i++) {
+        if (verifier->known[i].manifest_digest == digest) {
+            return &verifier->known[i];
+        }
+    }
+    return NULL;
+}
+
+static void known_add(struct engine_verifier *verifier, uint64_t digest, bool good)
+{
+    verifier->known[verifier->known_count++ % KNOWN_MAX] = (struct known){digest, good};
+    if (verifier->known_count == 2 * KNOWN_MAX) {
+        verifier->known_count = KNOWN_MAX;
+    }
+}
+
+/* ---- reading back ---- */
+
+/* Reads `dir` back and says so. False: the engine leaves. */
+static bool read_back(struct engine_verifier *verifier, const struct pending *pending,
+                      struct ckpt_store *store, const char *dir, uint64_t manifest_digest,
+                      struct wire_engine_verified *answer)
+{
+    struct reading reading = {verifier, pending->root.rate_max, now_ms()};
+    const struct ckpt_verify_job job = {
+        .full = true, .progress = on_progress, .arg = &reading, .cancel = &verifier->cancel};
+    struct ckpt_verify_result result = {0};
+    struct bl_errmsg why = {0};
+    int rc;
+
+    BL_IGNORE(BL_FAILPOINT("verify-begin"), "only a delay makes sense here");
+    rc = ckpt_verify(store, dir, &job, &result, &why);
+    if (rc == BL_EABORTED) {
+        return false;
+    }
+    answer->rc = rc == 0 && result.findings > 0 ? BL_EDIGEST : rc;
+    answer->bytes = result.bytes_read;
+    answer->elapsed_ms = now_ms() - reading.started_ms;
+    snprintf(answer->dir, sizeof(answer->dir), "%s", dir);
+    engine_text(answer->text, answer->rc, &why);
+    known_add(verifier, manifest_digest, answer->rc == 0);
+    if (answer->rc < 0) {
+        bl_log(BL_LOG_ERROR, "engine", "%s/%s: read back: %s", pending->root.path, dir,
+               answer->text);
+        ckpt_verified_clear(store, dir);
+        return true;
+    }
+    bl_log(BL_LOG_INFO, "engine", "%s: read back, %llu bytes in %llu ms", dir,
+           (unsigned long long)answer->bytes, (unsigned long long)answer->elapsed_ms);
+    if (ckpt_verified_mark(store, dir, manifest_digest, &why) < 0) {
+        bl_log(BL_LOG_WARN, "engine", "%s: cannot be marked as verified: %s", dir, why.text);
+    }
+    return true;
+}
+
+/* ---- retention ---- */
+
+/* What this process knows joins what the disk says. */
+static void scan_complete(const struct engine_verifier *verifier, struct ckpt_scan *scan)
+{
+    for (uint32_t i = 0; i < scan->count; i++) {
+        const struct known *known = known_find(verifier, scan->entries[i].manifest_digest);
+
+        if (known != NULL && known->good && scan->entries[i].verified_unix_s == 0) {
+            scan->entries[i].verified_unix_s = 1;
+        }
+    }
+}
+
+/* The newest good one that nobody has read back, if something waits for that. NULL: none. */
+static const struct ckpt_entry *retain_waits_for(const struct engine_verifier *verifier,
+                                                 const struct ckpt_scan *scan,
+                                                 const struct ckpt_decision *decisions,
+                                                 const struct pending *pending)
+{
+    bool waits = false;
+
+    for (uint32_t i = 0; i < scan->count; i++) {
+        waits = waits || decisions[i].waits;
+    }
+    for (uint32_t i = 0; waits && i < scan->count; i++) {
+        const struct ckpt_entry *entry = &scan->entries[i];
+
+        if (entry->verified_unix_s == 0 &&
+            ckpt_entry_admitted(entry, pending->cuts, pending->cut_count) &&
+            known_find(verifier, entry->manifest_digest) == NULL) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+/* One look: removes what may go. *ret_next is what has to be read back before more may. */
+static int retain_once(struct engine_verifier *verifier, const struct pending *pending,
+                       struct ckpt_store *store, uint32_t *removed, struct ckpt_entry *ret_next,
+                       struct bl_errmsg *msg)
+{
+    struct ckpt_retain_result result = {0};
+    struct ckpt_decision *decisions = NULL;
+    const struct ckpt_entry *next = NULL;
+    struct ckpt_scan scan = {0};
+    int rc = ckpt_scan(store, &scan, msg);
+
+    if (rc < 0) {
+        return rc;
+    }
+    scan_complete(verifier, &scan);
+    decisions = calloc(scan.count + 1u, sizeof(*decisions));
+    rc = decisions == NULL ? bl_err_code(msg, -ENOMEM, "retention") : 0;
+    rc = rc < 0 ? rc
+                : ckpt_retain_decide(decisions, scan.entries, scan.count, &pending->keep,
+                                     pending->cuts, pending->cut_count, msg);
+    rc = rc < 0 ? rc : ckpt_retain_remove(store, scan.entries, decisions, scan.count, &result, msg);
+    for (uint32_t i = 0; rc == 0 && i < scan.count; i++) {
+        if (decisions[i].remove) {
+            bl_log(BL_LOG_INFO, "engine", "%s: retired: %s", scan.entries[i].dir, decisions[i].why);
+        }
+    }
+    if (rc == 0) {
+        next = retain_waits_for(verifier, &scan, decisions, pending);
+        memset(ret_next, 0, sizeof(*ret_next));
+        *ret_next = next == NULL ? *ret_next : *next;
+    }
+    *removed += result.removed;
+    free(decisions);
+    ckpt_scan_close(&scan);
+    return rc;
+}
+
+/* All of a commit's aftermath but for the opening. */
+static int follow(struct engine_verifier *verifier, const struct pending *pending,
+                  struct ckpt_store *store, struct bl_errmsg *msg)
+{
+    struct wire_engine_verified answer = {.attempt = pending->attempt, .step = pending->step};
+    struct ckpt_entry next = {0};
+    uint32_t removed = 0;
+    int rc = ckpt_sweep(store, pending->generation, pending->step, msg);
+    bool looked = false;
+
+    if (rc == 0 && pending->verify) {
+        looked = true;
+        if (!read_back(verifier, pending, store, pending->dir, pending->manifest_digest, &answer)) {
+            return 0;
+        }
+    }
+    for (bool more = rc == 0 && ckpt_keep_is_on(&pending->keep); more;) {
+        uint32_t before = removed;
+
+        rc = retain_once(verifier, pending, store, &removed, &next, msg);
+        if (rc == 0 && removed > before) {
+            rc = ckpt_sweep(store, pending->generation, pending->step, msg);
+        }
+        if (looked) {
+            answer.removed = removed;
+            engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, &answer);
+        }
+        looked = false;
+        more = rc == 0 && next.state == CKPT_GOOD;
+        if (more) {
+            answer = (struct wire_engine_verified){
+                .attempt = next.manifest_digest == pending->manifest_digest ? pending->attempt : 0,
+                .step = next.step};
+            removed = 0;
+            looked = more =
+                read_back(verifier, pending, store, next.dir, next.manifest_digest, &answer);
+        }
+    }
+    if (looked) { /* no rule, or no retention after an error */
+        engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, &answer);
+    }
+    return rc;
+}
+
+/* ---- the thread ---- */
+
+static void pending_work(struct engine_verifier *verifier, const struct pending *pending)
+{
+    struct ckpt_store *store = NULL;
+    struct bl_errmsg why = {0};
+    int rc;
+
+    wait_for_saves(verifier);
+    rc = engine_root_open(&store, &pending->root, &why);
+    rc = rc < 0 ? rc : follow(verifier, pending, store, &why);
+    ckpt_store_close(store);
+    if (rc < 0) {
+        bl_log(BL_LOG_ERROR, "engine", "%s/%s: after the commit: %s", pending->root.path,
+               pending->dir, why.text);
+    }
+}
+
+static void *verifier_main(void *arg)
+{
+    struct engine_verifier *verifier = arg;
+
+    engine_thread_kind(ENGINE_NICE_VERIFIER, 1);
+    pthread_mutex_lock(&verifier->lock);
+    while (!verifier->stop) {
+        struct pending *pending = verifier->first;
+
+        if (pending == NULL) {
+            pthread_cond_wait(&verifier->wake, &verifier->lock);
+            continue;
+        }
+        verifier->first = pending->next;
+        verifier->count--;
+        pthread_mutex_unlock(&verifier->lock);
+        pending_work(verifier, pending);
+        pending_free(pending);
+        pthread_mutex_lock(&verifier->lock);
+    }
+    verifier->done = true;
+    pthread_mutex_unlock(&verifier->lock);
+    return NULL;
+}
+
+/* Unlinks the oldest that waits. */
+static struct pending *pending_oldest(struct engine_verifier *verifier)
+{
+    struct pending **at = &verifier->first;
+    struct pending *oldest;
+
+    while ((*at)->next != NULL) {
+        at = &(*at)->next;
+    }
+    oldest = *at;
+    *at = NULL;
+    verifier->count--;
+    return oldest;
+}
+
+void engine_verifier_push(struct engine_verifier *verifier,
+                          const struct wire_engine_commit *message, const char *dir,
+                          uint64_t manifest_digest)
+{
+    struct pending *pending = calloc(1, sizeof(*pending)), *dropped = NULL;
+
+    BL_ASSERT(pending != NULL); /* an engine without memory is started anew */
+    *pending = (struct pending){
+        .root = message->root,
+        .keep = {.keep = message->keep.keep,
+                 .keep_best = message->keep.keep_best,
+                 .keep_every = message->keep.keep_every,
+                 .bytes_max = message->keep.bytes_max},
+        .verify = message->verify != 0,
+        .attempt = message->attempt.attempt,
+        .step = message->attempt.step,
+        .generation = message->attempt.generation,
+        .manifest_digest = manifest_digest,
+        .cuts = calloc(message->line_end_count + 1u, sizeof(*pending->cuts)),
+        .cut_count = message->line_end_count,
+    };
+    BL_ASSERT(pending->cuts != NULL);
+    snprintf(pending->dir, sizeof(pending->dir), "%s", dir);
+    for (uint32_t i = 0; i < pending->cut_count; i++) {
+        pending->cuts[i] =
+            (struct ckpt_cut){message->line_ends[i].generation, message->line_ends[i].step};
+    }
+    pthread_mutex_lock(&verifier->lock);
+    pending->next = verifier->first;
+    verifier->first = pending;
+    verifier->count++;
+    dropped = verifier->count > PENDING_MAX ? pending_oldest(verifier) : NULL;
+    pthread_cond_broadcast(&verifier->wake);
+    pthread_mutex_unlock(&verifier->lock);
+    pending_free(dropped);
+}
+
+int engine_verifier_start(struct engine *engine, struct bl_errmsg *msg)
+{
+    struct engine_verifier *verifier = calloc(1, sizeof(*verifier));
+    pthread_condattr_t attributes;
+    int rc;
+
+    if (verifier == NULL) {
+        return bl_err_code(msg, -ENOMEM, "verifier");
+    }
+    verifier->engine = engine;
+    pthread_mutex_init(&verifier->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&verifier->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    rc = pthread_create(&verifier->thread, NULL, verifier_main, verifier);
+    if (rc != 0) {
+        free(verifier);
+        return bl_err_code(msg, -rc, "thread");
+    }
+    engine->verifier = verifier;
+    return 0;
+}
+
+void engine_verifier_stop(struct engine_verifier *verifier)
+{
+    atomic_store(&verifier->cancel, 1);
+    pthread_mutex_lock(&verifier->lock);
+    verifier->stop = true;
+    pthread_cond_broadcast(&verifier->wake);
+    pthread_mutex_unlock(&verifier->lock);
+}
+
+bool engine_verifier_is_done(struct engine_verifier *verifier)
+{
+    bool done;
+
+    pthread_mutex_lock(&verifier->lock);
+    done = verifier->done;
+    pthread_mutex_unlock(&verifier->lock);
+    return done;
+}
+
+void engine_verifier_join(struct engine_verifier *verifier)
+{
+    pthread_join(verifier->thread, NULL);
+    while (verifier->first != NULL) {
+        struct pending *pending = verifier->first;
+
+        verifier->first = pending->next;
+        pending_free(pending);
+    }
+    free(verifier);
+}
