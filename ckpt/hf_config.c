@@ -384,7 +384,8 @@ static int read_job_model(struct ckpt_model *m, const json_t *job, const json_t 
         rc = get_u32(train, "seq_len", 0, &seq_len, msg);
     }
     if (rc == 0) {
-        rc = get_u32(model, "context", seq_len, &m->context, msg);
+        rc = get_u32(model, "context", 0, &m->context, msg);
+        m->context = m->context == 0 ? seq_len : m->context;
     }
     return rc < 0 ? rc : read_scaling(m, json_object_get(model, "rope_scaling"), msg);
 }

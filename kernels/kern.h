@@ -90,6 +90,36 @@ void kern_rmsnorm_backward(struct kern_pool *pool, float *dx, float *dweight, co
                            const float *x, const float *weight, const float *rstd, uint32_t n,
                            uint32_t c, int add);
 
+/* ---- LayerNorm (Ba, Kiros and Hinton 2016) ---- */
+
+/* mean[n] = sum_c x / C; rstd[n] = 1 / sqrt(sum_c (x - mean)^2 / C + eps);
+ * out[n,c] = (x - mean) * rstd * weight[c] + bias[c]. fp32 sums. bias NULL: none. */
+void kern_layernorm_forward(struct kern_pool *pool, float *out, float *mean, float *rstd,
+                            const float *x, const float *weight, const float *bias, uint32_t n,
+                            uint32_t c, float eps);
+/* With g = dout * weight, h = (x - mean) * rstd: dx[n,c] += rstd * (g - sum_c g / C - h * (sum_c g
+ * h) / C), always added. dweight[c] = sum_n dout * h and dbias[c] = sum_n dout in the order of n,
+ * then overwritten or added. dbias NULL: no bias. */
+void kern_layernorm_backward(struct kern_pool *pool, float *dx, float *dweight, float *dbias,
+                             const float *dout, const float *x, const float *weight,
+                             const float *mean, const float *rstd, uint32_t n, uint32_t c, int add);
+
+/* ---- biases and learned positions ---- */
+
+/* y[N,O] += bias[O]. */
+void kern_bias_forward(struct kern_pool *pool, float *y, const float *bias, uint32_t n, uint32_t o);
+/* dbias[o] = sum_n dy[n,o] in the order of n, overwritten or added. */
+void kern_bias_backward(struct kern_pool *pool, float *dbias, const float *dy, uint32_t n,
+                        uint32_t o, int add);
+/* out[n,:] += weight[pos + n mod t_count,:]. */
+void kern_position_forward(struct kern_pool *pool, float *out, const float *weight, uint32_t n,
+                           uint32_t c, uint32_t t_count, uint32_t pos);
+/* dweight[rows,C]: row t below t_count = the sum of dout's rows n with n mod t_count = t, in the
+ * order of n, overwritten (the rows behind with zeros) or added. n is a multiple of t_count, which
+ * is at most rows. */
+void kern_position_backward(struct kern_pool *pool, float *dweight, const float *dout, uint32_t n,
+                            uint32_t c, uint32_t t_count, uint32_t rows, int add);
+
 /* ---- rotary positions (Su et al. 2021), the two halves of a head rotated against each other as
  * in the Hugging Face weights ---- */
 
@@ -152,6 +182,14 @@ void kern_swiglu_forward(struct kern_pool *pool, float *out, const float *gate, 
  * s)). dgate may be gate and dup may be up. */
 void kern_swiglu_backward(struct kern_pool *pool, float *dgate, float *dup, const float *dout,
                           const float *gate, const float *up, size_t count);
+
+/* ---- GELU, tanh form (Hendrycks and Gimpel 2016), elementwise over count ---- */
+
+/* out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). */
+void kern_gelu_forward(struct kern_pool *pool, float *out, const float *x, size_t count);
+/* dx = dout times the derivative at x; dx may be dout. */
+void kern_gelu_backward(struct kern_pool *pool, float *dx, const float *dout, const float *x,
+                        size_t count);
 
 /* ---- cross-entropy ---- */
 

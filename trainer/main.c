@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* belay-train: trains a Llama model, alone or as a rank under belayd. */
+/* belay-train: trains a Llama or GPT-2 model, alone or as a rank under belayd. */
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>

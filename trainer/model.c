@@ -30,9 +30,11 @@ static void lay_out_layer(struct train_model *model, struct model_layer_acts *a,
                           struct arena_cursor *cursor)
 {
     uint64_t n = model->rows, c = model->config.dim, f = model->config.hidden;
+    int gpt2 = model_is_gpt2(model);
     a->x = arena_take(cursor, n * c);
     a->norm1 = arena_take(cursor, n * c);
     a->rstd1 = arena_take(cursor, n);
+    a->mean1 = arena_take(cursor, gpt2 ? n : 0);
     a->q = arena_take(cursor, n * c);
     a->k = arena_take(cursor, n * model->kv_dim);
     a->v = arena_take(cursor, n * model->kv_dim);
@@ -41,7 +43,8 @@ static void lay_out_layer(struct train_model *model, struct model_layer_acts *a,
     a->mid = arena_take(cursor, n * c);
     a->norm2 = arena_take(cursor, n * c);
     a->rstd2 = arena_take(cursor, n);
-    a->gate = arena_take(cursor, n * f);
+    a->mean2 = arena_take(cursor, gpt2 ? n : 0);
+    a->gate = arena_take(cursor, gpt2 ? 0 : n * f);
     a->up = arena_take(cursor, n * f);
     a->act = arena_take(cursor, n * f);
 }
@@ -52,10 +55,12 @@ static void lay_out(struct train_model *model, struct arena_cursor *cursor)
     for (uint32_t layer = 0; layer < model->config.layers; layer++) {
         lay_out_layer(model, &model->layers[layer], cursor);
     }
-    model->rope = arena_take(cursor, (uint64_t)model->seq_len * model->head_dim);
+    int gpt2 = model_is_gpt2(model);
+    model->rope = arena_take(cursor, gpt2 ? 0 : (uint64_t)model->seq_len * model->head_dim);
     model->x = arena_take(cursor, n * c);
     model->norm = arena_take(cursor, n * c);
     model->rstd = arena_take(cursor, n);
+    model->mean = arena_take(cursor, gpt2 ? n : 0);
     model->logits = arena_take(cursor, n * model->config.vocab);
     model->losses = (double *)(void *)arena_take(cursor, 2 * n);
     model->scratch = arena_take(cursor, kern_attention_scratch(&model->attention, model->threads));
@@ -65,7 +70,7 @@ static void lay_out(struct train_model *model, struct arena_cursor *cursor)
     model->dq = arena_take(cursor, n * c);
     model->dk = arena_take(cursor, n * model->kv_dim);
     model->dv = arena_take(cursor, n * model->kv_dim);
-    model->dgate = arena_take(cursor, n * f);
+    model->dgate = arena_take(cursor, gpt2 ? 0 : n * f);
     model->dup = arena_take(cursor, n * f);
     model->dact = arena_take(cursor, n * f);
 }
@@ -117,7 +122,9 @@ int train_model_new(struct train_model **ret, const struct bl_job_model *config,
     model->arena = arena;
     struct arena_cursor cursor = {model->arena, 0};
     lay_out(model, &cursor);
-    kern_rope_table(model->rope, seq_len, model->head_dim, config->rope_theta);
+    if (!model_is_gpt2(model)) {
+        kern_rope_table(model->rope, seq_len, model->head_dim, config->rope_theta);
+    }
     *ret = model;
     return 0;
 }

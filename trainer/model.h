@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The Llama model on one rank: its logical tensors, its step of arithmetic, sampling.
+ * The model on one rank, Llama or GPT-2: its logical tensors, its step of arithmetic, sampling.
  *
  * Parameters live in one flat fp32 buffer of `buffer_elems`, owned by the caller. Every logical
  * tensor starts on a border of KERN_BLOCK (4,096) elements, so that ZeRO borders cut at blocks
@@ -25,6 +25,20 @@
  *     model.norm.weight                                [C]
  *     lm_head.weight                                   [V, C]   (not with a tied head)
  *
+ * and of GPT-2 (the biases only with model.bias; P positions, model.context):
+ *
+ *     transformer.wte.weight                           [V, C]
+ *     transformer.wpe.weight                           [P, C]
+ *     transformer.h.L.ln_1.weight .bias                [C]
+ *     transformer.h.L.attn.{q,k,v}_proj.weight         [C, C]
+ *     transformer.h.L.attn.{q,k,v}_proj.bias           [C]
+ *     transformer.h.L.attn.o_proj.weight .bias         [C, C] [C]
+ *     transformer.h.L.ln_2.weight .bias                [C]
+ *     transformer.h.L.mlp.up_proj.weight .bias         [F, C] [F]
+ *     transformer.h.L.mlp.down_proj.weight .bias       [C, F] [C]
+ *     transformer.ln_f.weight .bias                    [C]
+ *     lm_head.weight                                   [V, C]   (not with a tied head)
+ *
  * C dim, F hidden, V vocab, D = C / heads. The bits of a result depend on params, tokens and shape
  * only (kernels/kern.h), never on the pool.
  */
@@ -46,8 +60,9 @@ struct train_tensor {
     uint64_t shape[2];
     uint64_t elems;  /* product of the shape */
     uint64_t offset; /* elements from the start of the flat buffer; a multiple of KERN_BLOCK */
-    uint32_t decay;  /* 1: weight decay applies (matrices), 0: it does not (norms) */
-    double init_std; /* normal(0, init_std) at the start; 0: all ones */
+    uint32_t decay;  /* 1: weight decay applies (matrices), 0: it does not (norms, biases) */
+    double init_std; /* normal(0, init_std) at the start; 0: all are init_fill */
+    float init_fill;
 };
 
 struct train_model; /* configuration, tensor table and activations; trainer/model_internal.h */
@@ -78,7 +93,8 @@ uint64_t train_model_grad_elems(const struct train_model *model);
 uint64_t train_model_tied_elems(const struct train_model *model);
 
 /* Writes elements [lo, hi) of the flat buffer's initial weights to dst[0 .. hi - lo): normal(0,
- * 0.02), o_proj and down_proj divided by sqrt(2 layers), norms one, gaps zero; a pure function of
+ * 0.02), o_proj and down_proj divided by sqrt(2 layers), norms one, biases and gaps zero; a pure
+ * function of
  * (seed, tensor name, element), so every rank makes just what it owns. */
 void train_model_init_params(const struct train_model *model, uint64_t seed, float *dst,
                              uint64_t lo, uint64_t hi, struct kern_pool *pool);

@@ -13,33 +13,42 @@
 #define MODEL_SEQ_MAX    (1U << 18)
 #define MODEL_BATCH_MAX  4096U
 
-/* The nine tensors of a layer, in the table's order; the embedding is before all layers. */
+/* The tensors that a layer may have; which of them, and in which order, is the architecture's. */
 enum model_layer_tensor {
     MODEL_NORM1,
+    MODEL_NORM1_BIAS,
     MODEL_Q,
     MODEL_K,
     MODEL_V,
+    MODEL_Q_BIAS,
+    MODEL_K_BIAS,
+    MODEL_V_BIAS,
     MODEL_O,
+    MODEL_O_BIAS,
     MODEL_NORM2,
+    MODEL_NORM2_BIAS,
     MODEL_GATE,
     MODEL_UP,
+    MODEL_UP_BIAS,
     MODEL_DOWN,
-    MODEL_LAYER_TENSORS
+    MODEL_DOWN_BIAS,
+    MODEL_LAYER_TENSORS,
+    MODEL_NONE = MODEL_LAYER_TENSORS
 };
 
 /* Activations of one layer that backward reads; N = micro_batch * seq_len rows. */
 struct model_layer_acts {
     float *x;               /* [N,C] the layer's input on the residual stream */
     float *norm1;           /* [N,C] */
-    float *rstd1;           /* [N] */
+    float *mean1, *rstd1;   /* [N]; GPT-2 has the mean */
     float *q;               /* [N,C] after rotation */
     float *k, *v;           /* [N,KV*D], k after rotation */
     float *att;             /* [N,C] */
     float *stats;           /* [B,H,T,2] */
     float *mid;             /* [N,C] the residual stream between attention and MLP */
     float *norm2;           /* [N,C] */
-    float *rstd2;           /* [N] */
-    float *gate, *up, *act; /* [N,F] */
+    float *mean2, *rstd2;   /* [N] */
+    float *gate, *up, *act; /* [N,F]; GPT-2 has no gate */
 };
 
 struct train_model {
@@ -50,6 +59,9 @@ struct train_model {
     uint32_t kv_dim;              /* KV heads * D */
     struct train_tensor *tensors; /* owned */
     uint32_t tensor_count;
+    uint32_t before_layers;            /* tensors before those of layer 0 */
+    uint32_t layer_tensors;            /* that a layer has */
+    int8_t place[MODEL_LAYER_TENSORS]; /* among a layer's tensors; -1: it has none such */
     uint64_t param_elems, buffer_elems, tied_elems;
     struct kern_attention_shape attention;
 
@@ -58,7 +70,7 @@ struct train_model {
     struct model_layer_acts *layers; /* owned array */
     float *rope;                     /* [T, 2, D/2] */
     float *x;                        /* [N,C] the stream after the last layer */
-    float *norm, *rstd;              /* [N,C], [N] final norm */
+    float *norm, *mean, *rstd;       /* [N,C], [N], [N] final norm */
     float *logits;                   /* [N,V], then their gradient */
     double *losses;                  /* [N] */
     float *scratch;                  /* attention */
@@ -67,12 +79,31 @@ struct train_model {
     float *dgate, *dup, *dact;       /* [N,F] */
 };
 
+static inline int model_is_gpt2(const struct train_model *model)
+{
+    return model->config.arch == BL_ARCH_GPT2;
+}
+
+/* The layer has such a tensor? */
+static inline int model_has(const struct train_model *model, enum model_layer_tensor which)
+{
+    return which != MODEL_NONE && model->place[which] >= 0;
+}
+
+/* Entry of a layer's tensor in the table. */
+const struct train_tensor *model_layer_tensor(const struct train_model *model, uint32_t layer,
+                                              enum model_layer_tensor which);
+/* The bias of a matrix or a norm's weight, MODEL_NONE for the gate. */
+enum model_layer_tensor model_bias_of(enum model_layer_tensor which);
+
 /* Offsets in the flat buffer. */
 uint64_t model_embed_at(const struct train_model *model);
 uint64_t model_layer_at(const struct train_model *model, uint32_t layer,
                         enum model_layer_tensor which);
+uint64_t model_positions_at(const struct train_model *model); /* GPT-2 */
 uint64_t model_norm_at(const struct train_model *model);
-uint64_t model_head_at(const struct train_model *model); /* tied: the embedding's */
+uint64_t model_norm_bias_at(const struct train_model *model); /* GPT-2 with biases */
+uint64_t model_head_at(const struct train_model *model);      /* tied: the embedding's */
 
 /* Checks the shape and fills the table, offsets and sums of a zeroed model whose config, seq_len,
  * micro_batch and threads are set. */

@@ -6,8 +6,8 @@ int train_model_probe(const struct train_model *model, struct kern_pool *pool, u
 {
     struct kern_matmul_shape shapes[MODEL_LAYER_TENSORS + 1];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < MODEL_LAYER_TENSORS; i++) {
-        const struct train_tensor *t = &model->tensors[1 + i];
+    for (uint32_t i = 0; i < model->layer_tensors; i++) {
+        const struct train_tensor *t = &model->tensors[model->before_layers + i];
         if (t->dims == 2) {
             shapes[count++] = (struct kern_matmul_shape){model->rows, (uint32_t)t->shape[1],
                                                          (uint32_t)t->shape[0]};

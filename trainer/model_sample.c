@@ -21,7 +21,7 @@ struct sampler {
     float *keys, *values;             /* [L, positions, KV*D] */
     float *rope;                      /* [positions, 2, D/2] */
     float *x, *norm, *q, *att, *proj; /* [C] */
-    float *rstd, *stats;              /* [1], [H,2] */
+    float *mean, *rstd, *stats;       /* [1], [1], [H,2] */
     float *gate, *up;                 /* [F] */
     float *logits;                    /* [V] */
     float *scratch;
@@ -46,7 +46,7 @@ static int sampler_init(struct sampler *s, struct bl_errmsg *msg)
     uint64_t rope = (uint64_t)s->positions * m->head_dim;
     uint64_t scratch = kern_attention_scratch(&shape, kern_pool_threads(s->pool));
     uint64_t elems = 2 * cache + rope + scratch + 5ULL * c->dim + 2ULL * c->hidden + c->vocab +
-                     2ULL * c->heads + 1;
+                     2ULL * c->heads + 2;
     s->arena = malloc(elems * sizeof(float));
     s->order = malloc(c->vocab * sizeof *s->order);
     if (s->arena == NULL || s->order == NULL) {
@@ -68,17 +68,49 @@ static int sampler_init(struct sampler *s, struct bl_errmsg *msg)
     s->logits = at, at += c->vocab;
     s->stats = at, at += 2ULL * c->heads;
     s->rstd = at;
-    kern_rope_table(s->rope, s->positions, m->head_dim, c->rope_theta);
+    s->mean = at + 1;
+    if (!model_is_gpt2(m)) {
+        kern_rope_table(s->rope, s->positions, m->head_dim, c->rope_theta);
+    }
     return 0;
+}
+
+static const float *layer_weight(const struct sampler *s, uint32_t layer,
+                                 enum model_layer_tensor which)
+{
+    return s->params + model_layer_at(s->model, layer, which);
 }
 
 static void product(const struct sampler *s, uint32_t layer, enum model_layer_tensor which,
                     float *y, const float *x)
 {
-    const struct train_tensor *t = &s->model->tensors[1 + which];
-    kern_matmul_forward(s->pool, y, x, s->params + model_layer_at(s->model, layer, which),
-                        (struct kern_matmul_shape){1, (uint32_t)t->shape[1], (uint32_t)t->shape[0]},
-                        0);
+    const struct train_tensor *t = model_layer_tensor(s->model, layer, which);
+    enum model_layer_tensor bias = model_bias_of(which);
+    uint32_t in = (uint32_t)t->shape[1], out = (uint32_t)t->shape[0];
+    kern_matmul_forward(s->pool, y, x, layer_weight(s, layer, which),
+                        (struct kern_matmul_shape){1, in, out}, 0);
+    if (model_has(s->model, bias)) {
+        kern_bias_forward(s->pool, y, layer_weight(s, layer, bias), 1, out);
+    }
+}
+
+/* s->norm of s->x; bias NULL: none. */
+static void norm(const struct sampler *s, const float *weight, const float *bias)
+{
+    uint32_t dim = s->model->config.dim;
+    float eps = (float)s->model->config.norm_eps;
+    if (model_is_gpt2(s->model)) {
+        kern_layernorm_forward(s->pool, s->norm, s->mean, s->rstd, s->x, weight, bias, 1, dim, eps);
+    } else {
+        kern_rmsnorm_forward(s->pool, s->norm, s->rstd, s->x, weight, 1, dim, eps);
+    }
+}
+
+static void layer_norm(const struct sampler *s, uint32_t layer, enum model_layer_tensor which)
+{
+    enum model_layer_tensor bias = model_bias_of(which);
+    norm(s, layer_weight(s, layer, which),
+         model_has(s->model, bias) ? layer_weight(s, layer, bias) : NULL);
 }
 
 static void layer_step(struct sampler *s, uint32_t layer, uint32_t position)
@@ -89,24 +121,27 @@ static void layer_step(struct sampler *s, uint32_t layer, uint32_t position)
     float *values = s->values + (size_t)layer * s->positions * m->kv_dim;
     float *k = keys + (size_t)position * m->kv_dim, *v = values + (size_t)position * m->kv_dim;
     struct kern_attention_shape shape = shape_at(m, position + 1);
-    float eps = (float)c->norm_eps;
 
-    kern_rmsnorm_forward(s->pool, s->norm, s->rstd, s->x,
-                         s->params + model_layer_at(m, layer, MODEL_NORM1), 1, c->dim, eps);
+    layer_norm(s, layer, MODEL_NORM1);
     product(s, layer, MODEL_Q, s->q, s->norm);
     product(s, layer, MODEL_K, k, s->norm);
     product(s, layer, MODEL_V, v, s->norm);
-    kern_rope_forward(s->pool, s->q, s->rope, 1, 1, c->heads, m->head_dim, position);
-    kern_rope_forward(s->pool, k, s->rope, 1, 1, c->kv_heads, m->head_dim, position);
+    if (!model_is_gpt2(m)) {
+        kern_rope_forward(s->pool, s->q, s->rope, 1, 1, c->heads, m->head_dim, position);
+        kern_rope_forward(s->pool, k, s->rope, 1, 1, c->kv_heads, m->head_dim, position);
+    }
     kern_attention_forward(s->pool, s->att, s->stats, s->q, keys, values, s->scratch, &shape);
     product(s, layer, MODEL_O, s->proj, s->att);
     kern_add(s->pool, s->x, s->x, s->proj, c->dim);
 
-    kern_rmsnorm_forward(s->pool, s->norm, s->rstd, s->x,
-                         s->params + model_layer_at(m, layer, MODEL_NORM2), 1, c->dim, eps);
-    product(s, layer, MODEL_GATE, s->gate, s->norm);
+    layer_norm(s, layer, MODEL_NORM2);
     product(s, layer, MODEL_UP, s->up, s->norm);
-    kern_swiglu_forward(s->pool, s->gate, s->gate, s->up, c->hidden);
+    if (model_is_gpt2(m)) {
+        kern_gelu_forward(s->pool, s->gate, s->up, c->hidden);
+    } else {
+        product(s, layer, MODEL_GATE, s->gate, s->norm);
+        kern_swiglu_forward(s->pool, s->gate, s->gate, s->up, c->hidden);
+    }
     product(s, layer, MODEL_DOWN, s->proj, s->gate);
     kern_add(s->pool, s->x, s->x, s->proj, c->dim);
 }
@@ -117,11 +152,14 @@ static void token_step(struct sampler *s, int32_t token, uint32_t position)
     const struct train_model *m = s->model;
     const struct bl_job_model *c = &m->config;
     kern_embedding_forward(s->pool, s->x, &token, s->params + model_embed_at(m), 1, c->dim);
+    if (model_is_gpt2(m)) {
+        kern_position_forward(s->pool, s->x, s->params + model_positions_at(m), 1, c->dim, 1,
+                              position);
+    }
     for (uint32_t layer = 0; layer < c->layers; layer++) {
         layer_step(s, layer, position);
     }
-    kern_rmsnorm_forward(s->pool, s->norm, s->rstd, s->x, s->params + model_norm_at(m), 1, c->dim,
-                         (float)c->norm_eps);
+    norm(s, s->params + model_norm_at(m), c->bias ? s->params + model_norm_bias_at(m) : NULL);
     kern_matmul_forward(s->pool, s->logits, s->norm, s->params + model_head_at(m),
                         (struct kern_matmul_shape){1, c->dim, c->vocab}, 0);
 }
@@ -201,6 +239,12 @@ static int check_prompt(const struct train_model *model, const int32_t *prompt, 
     if (prompt_len == 0 || prompt_len > SAMPLE_LEN_MAX || count > SAMPLE_LEN_MAX) {
         return bl_err(msg, BL_ELIMIT, "a prompt of %u tokens, %u to add: at least 1, at most %u",
                       prompt_len, count, SAMPLE_LEN_MAX);
+    }
+    if (model_is_gpt2(model) && prompt_len + count > model->config.context) {
+        return bl_err(msg, BL_ELIMIT,
+                      "a prompt of %u tokens, %u to add: the model knows %u positions "
+                      "(model.context)",
+                      prompt_len, count, model->config.context);
     }
     return model_tokens_check(model, prompt, prompt_len, 0, "prompt token", msg);
 }

@@ -25,9 +25,17 @@ static int check_shape(const struct train_model *model, struct bl_errmsg *msg)
     if (c->vocab == 0 || c->vocab > MODEL_VOCAB_MAX) {
         return bl_err(msg, BL_ECONFIG, "model.vocab %u: 1 to %u", c->vocab, MODEL_VOCAB_MAX);
     }
-    if (c->heads == 0 || c->dim % c->heads != 0 || c->dim / c->heads % 2 != 0) {
-        return bl_err(msg, BL_ECONFIG, "model.dim %u must be model.heads %u times an even number",
-                      c->dim, c->heads);
+    if (c->heads == 0 || c->dim % c->heads != 0 ||
+        (!model_is_gpt2(model) && c->dim / c->heads % 2 != 0)) {
+        return bl_err(msg, BL_ECONFIG, "model.dim %u must be model.heads %u times %s number",
+                      c->dim, c->heads, model_is_gpt2(model) ? "a whole" : "an even");
+    }
+    if (model_is_gpt2(model) &&
+        (c->kv_heads != c->heads || c->context < model->seq_len || c->context > MODEL_SEQ_MAX)) {
+        return bl_err(msg, BL_ECONFIG,
+                      "gpt2: model.kv_heads %u must be model.heads %u, model.context %u must be "
+                      "train.seq_len %u to %u",
+                      c->kv_heads, c->heads, c->context, model->seq_len, MODEL_SEQ_MAX);
     }
     if (c->kv_heads == 0 || c->heads % c->kv_heads != 0) {
         return bl_err(msg, BL_ECONFIG, "model.heads %u must be a multiple of model.kv_heads %u",
@@ -63,15 +71,11 @@ static uint64_t block_align(uint64_t elems)
     return (elems + KERN_BLOCK - 1) / KERN_BLOCK * KERN_BLOCK;
 }
 
-static void add_tensor(struct train_model *model, uint32_t layer, const char *name, uint32_t rows,
-                       uint32_t columns, double init_std)
+static void add_tensor(struct train_model *model, const char *name, uint32_t rows, uint32_t columns,
+                       double init_std, float init_fill)
 {
     struct train_tensor *t = &model->tensors[model->tensor_count++];
-    if (layer == UINT32_MAX) {
-        snprintf(t->name, sizeof t->name, "%s", name);
-    } else {
-        snprintf(t->name, sizeof t->name, "model.layers.%u.%s", layer, name);
-    }
+    snprintf(t->name, sizeof t->name, "%s", name);
     t->name_hash = bl_xxh3(t->name, strlen(t->name));
     t->dims = columns == 0 ? 1 : 2;
     t->shape[0] = rows;
@@ -80,23 +84,87 @@ static void add_tensor(struct train_model *model, uint32_t layer, const char *na
     t->offset = model->buffer_elems;
     t->decay = columns != 0;
     t->init_std = init_std;
+    t->init_fill = init_fill;
     model->param_elems += t->elems;
     model->buffer_elems += block_align(t->elems);
+}
+
+/* Sizes by letter: C dim, K kv_dim, F hidden, 0 none. */
+struct layer_row {
+    enum model_layer_tensor which;
+    const char *name; /* behind the layer's prefix */
+    char rows, columns;
+    float scale, fill; /* of INIT_STD; scale 0: filled. A negative scale is divided by sqrt(2L) */
+};
+
+static const struct layer_row llama_layer[] = {
+    {MODEL_NORM1, "input_layernorm.weight", 'C', '0', 0, 1},
+    {MODEL_Q, "self_attn.q_proj.weight", 'C', 'C', 1, 0},
+    {MODEL_K, "self_attn.k_proj.weight", 'K', 'C', 1, 0},
+    {MODEL_V, "self_attn.v_proj.weight", 'K', 'C', 1, 0},
+    {MODEL_O, "self_attn.o_proj.weight", 'C', 'C', -1, 0},
+    {MODEL_NORM2, "post_attention_layernorm.weight", 'C', '0', 0, 1},
+    {MODEL_GATE, "mlp.gate_proj.weight", 'F', 'C', 1, 0},
+    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', 1, 0},
+    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', -1, 0},
+};
+
+static const struct layer_row gpt2_layer[] = {
+    {MODEL_NORM1, "ln_1.weight", 'C', '0', 0, 1},
+    {MODEL_NORM1_BIAS, "ln_1.bias", 'C', '0', 0, 0},
+    {MODEL_Q, "attn.q_proj.weight", 'C', 'C', 1, 0},
+    {MODEL_K, "attn.k_proj.weight", 'C', 'C', 1, 0},
+    {MODEL_V, "attn.v_proj.weight", 'C', 'C', 1, 0},
+    {MODEL_Q_BIAS, "attn.q_proj.bias", 'C', '0', 0, 0},
+    {MODEL_K_BIAS, "attn.k_proj.bias", 'C', '0', 0, 0},
+    {MODEL_V_BIAS, "attn.v_proj.bias", 'C', '0', 0, 0},
+    {MODEL_O, "attn.o_proj.weight", 'C', 'C', -1, 0},
+    {MODEL_O_BIAS, "attn.o_proj.bias", 'C', '0', 0, 0},
+    {MODEL_NORM2, "ln_2.weight", 'C', '0', 0, 1},
+    {MODEL_NORM2_BIAS, "ln_2.bias", 'C', '0', 0, 0},
+    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', 1, 0},
+    {MODEL_UP_BIAS, "mlp.up_proj.bias", 'F', '0', 0, 0},
+    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', -1, 0},
+    {MODEL_DOWN_BIAS, "mlp.down_proj.bias", 'C', '0', 0, 0},
+};
+
+static uint32_t letter_size(const struct train_model *model, char letter)
+{
+    return letter == 'C'   ? model->config.dim
+           : letter == 'K' ? model->kv_dim
+           : letter == 'F' ? model->config.hidden
+                           : 0;
+}
+
+static int is_bias(enum model_layer_tensor which)
+{
+    return which == MODEL_NORM1_BIAS || which == MODEL_NORM2_BIAS || which == MODEL_Q_BIAS ||
+           which == MODEL_K_BIAS || which == MODEL_V_BIAS || which == MODEL_O_BIAS ||
+           which == MODEL_UP_BIAS || which == MODEL_DOWN_BIAS;
 }
 
 static void add_layer(struct train_model *model, uint32_t layer)
 {
     const struct bl_job_model *c = &model->config;
-    double residual_std = INIT_STD / __builtin_sqrt(2.0 * c->layers);
-    add_tensor(model, layer, "input_layernorm.weight", c->dim, 0, 0.0);
-    add_tensor(model, layer, "self_attn.q_proj.weight", c->dim, c->dim, INIT_STD);
-    add_tensor(model, layer, "self_attn.k_proj.weight", model->kv_dim, c->dim, INIT_STD);
-    add_tensor(model, layer, "self_attn.v_proj.weight", model->kv_dim, c->dim, INIT_STD);
-    add_tensor(model, layer, "self_attn.o_proj.weight", c->dim, c->dim, residual_std);
-    add_tensor(model, layer, "post_attention_layernorm.weight", c->dim, 0, 0.0);
-    add_tensor(model, layer, "mlp.gate_proj.weight", c->hidden, c->dim, INIT_STD);
-    add_tensor(model, layer, "mlp.up_proj.weight", c->hidden, c->dim, INIT_STD);
-    add_tensor(model, layer, "mlp.down_proj.weight", c->dim, c->hidden, residual_std);
+    int gpt2 = model_is_gpt2(model);
+    const struct layer_row *rows = gpt2 ? gpt2_layer : llama_layer;
+    size_t count = gpt2 ? sizeof gpt2_layer / sizeof *rows : sizeof llama_layer / sizeof *rows;
+    int8_t place = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct layer_row *row = &rows[i];
+        char name[BL_TENSOR_NAME_MAX];
+        if (is_bias(row->which) && !c->bias) {
+            continue;
+        }
+        double std = INIT_STD * (double)(row->scale < 0 ? -row->scale : row->scale);
+        std = row->scale < 0 ? std / __builtin_sqrt(2.0 * c->layers) : std;
+        snprintf(name, sizeof name, "%s.%u.%s", gpt2 ? "transformer.h" : "model.layers", layer,
+                 row->name);
+        add_tensor(model, name, letter_size(model, row->rows), letter_size(model, row->columns),
+                   std, row->fill);
+        model->place[row->which] = place++;
+    }
+    model->layer_tensors = (uint32_t)place;
 }
 
 int model_table_init(struct train_model *model, struct bl_errmsg *msg)
@@ -115,19 +183,29 @@ int model_table_init(struct train_model *model, struct bl_errmsg *msg)
                                                      .heads = c->heads,
                                                      .kv_heads = c->kv_heads,
                                                      .head_dim = model->head_dim};
-    model->tensors = calloc(3 + (size_t)c->layers * MODEL_LAYER_TENSORS, sizeof *model->tensors);
+    model->tensors = calloc(5 + (size_t)c->layers * MODEL_LAYER_TENSORS, sizeof *model->tensors);
     if (model->tensors == NULL) {
         return bl_err_code(msg, -ENOMEM, "table of tensors");
     }
-    add_tensor(model, UINT32_MAX, "model.embed_tokens.weight", c->vocab, c->dim, INIT_STD);
+    memset(model->place, -1, sizeof model->place);
+    int gpt2 = model_is_gpt2(model);
+    add_tensor(model, gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", c->vocab,
+               c->dim, INIT_STD, 0);
+    if (gpt2) {
+        add_tensor(model, "transformer.wpe.weight", c->context, c->dim, INIT_STD, 0);
+    }
+    model->before_layers = model->tensor_count;
     for (uint32_t layer = 0; layer < c->layers; layer++) {
         add_layer(model, layer);
     }
-    add_tensor(model, UINT32_MAX, "model.norm.weight", c->dim, 0, 0.0);
+    add_tensor(model, gpt2 ? "transformer.ln_f.weight" : "model.norm.weight", c->dim, 0, 0, 1);
+    if (c->bias) {
+        add_tensor(model, "transformer.ln_f.bias", c->dim, 0, 0, 0);
+    }
     if (c->tied) {
         model->tied_elems = block_align(model->tensors[0].elems);
     } else {
-        add_tensor(model, UINT32_MAX, "lm_head.weight", c->vocab, c->dim, INIT_STD);
+        add_tensor(model, "lm_head.weight", c->vocab, c->dim, INIT_STD, 0);
     }
     return 0;
 }
@@ -137,15 +215,55 @@ uint64_t model_embed_at(const struct train_model *model)
     return model->tensors[0].offset;
 }
 
+uint64_t model_positions_at(const struct train_model *model)
+{
+    return model->tensors[1].offset;
+}
+
+const struct train_tensor *model_layer_tensor(const struct train_model *model, uint32_t layer,
+                                              enum model_layer_tensor which)
+{
+    BL_ASSERT(model_has(model, which));
+    return &model->tensors[model->before_layers + layer * model->layer_tensors +
+                           (uint32_t)model->place[which]];
+}
+
+enum model_layer_tensor model_bias_of(enum model_layer_tensor which)
+{
+    switch (which) {
+    case MODEL_Q:
+        return MODEL_Q_BIAS;
+    case MODEL_K:
+        return MODEL_K_BIAS;
+    case MODEL_V:
+        return MODEL_V_BIAS;
+    case MODEL_NORM1:
+    case MODEL_O:
+    case MODEL_NORM2:
+    case MODEL_UP:
+    case MODEL_DOWN:
+        return which + 1;
+    default:
+        return MODEL_NONE;
+    }
+}
+
 uint64_t model_layer_at(const struct train_model *model, uint32_t layer,
                         enum model_layer_tensor which)
 {
-    return model->tensors[1 + layer * MODEL_LAYER_TENSORS + which].offset;
+    return model_layer_tensor(model, layer, which)->offset;
 }
 
 uint64_t model_norm_at(const struct train_model *model)
 {
-    return model->tensors[1 + model->config.layers * MODEL_LAYER_TENSORS].offset;
+    return model->tensors[model->before_layers + model->config.layers * model->layer_tensors]
+        .offset;
+}
+
+uint64_t model_norm_bias_at(const struct train_model *model)
+{
+    return model->tensors[model->before_layers + model->config.layers * model->layer_tensors + 1]
+        .offset;
 }
 
 uint64_t model_head_at(const struct train_model *model)
@@ -198,7 +316,7 @@ void train_model_init_params(const struct train_model *model, uint64_t seed, flo
                             end - first, t->init_std);
         } else {
             for (uint64_t j = 0; j < end - first; j++) {
-                to[j] = 1.0f;
+                to[j] = t->init_fill;
             }
         }
     }

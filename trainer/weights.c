@@ -96,23 +96,23 @@ static int load_checkpoint(struct train_weights *weights, const struct train_mod
 static int take_model(struct train_weights *weights, const struct ckpt_model *model,
                       struct bl_errmsg *msg)
 {
-    if (model->arch != CKPT_ARCH_LLAMA) {
-        return bl_err(msg, BL_ENOTBUILT, "a model of architecture %s: the trainer has llama only",
-                      ckpt_arch_name(model->arch));
-    }
+    int is_gpt2 = model->arch == CKPT_ARCH_GPT2;
     if (model->rope_scaling.factor > 0) {
         return bl_err(msg, BL_ENOTBUILT,
                       "rotary positions stretched by %g (rope_scaling): not in the trainer",
                       model->rope_scaling.factor);
     }
     weights->context = model->context;
-    weights->config = (struct bl_job_model){.layers = model->layers,
+    weights->config = (struct bl_job_model){.arch = is_gpt2 ? BL_ARCH_GPT2 : BL_ARCH_LLAMA,
+                                            .layers = model->layers,
                                             .dim = model->dim,
                                             .hidden = model->hidden,
                                             .heads = model->heads,
                                             .kv_heads = model->kv_heads,
                                             .vocab = model->vocab,
                                             .tied = model->tied,
+                                            .bias = is_gpt2, /* as Hugging Face's always has */
+                                            .context = is_gpt2 ? model->context : 0,
                                             .rope_theta = model->rope_theta,
                                             .norm_eps = model->norm_eps};
     return 0;

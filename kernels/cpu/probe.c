@@ -88,6 +88,29 @@ static void probe_norm_rope(struct probe *probe)
     take(probe, dw, SMALL * sizeof(float));
 }
 
+static void probe_gpt2(struct probe *probe)
+{
+    size_t count = (size_t)SMALL_ROWS * SMALL;
+    float *x = probe->memory, *out = x + count, *dx = out + count, *w = dx + count, *b = w + SMALL;
+    float *dw = b + SMALL, *db = dw + SMALL, *mean = db + SMALL, *rstd = mean + SMALL_ROWS;
+    fill(x, count, 14);
+    fill(w, 2 * SMALL, 15);
+    fill(dx, count, 16);
+    kern_position_forward(probe->pool, x, dx, SMALL_ROWS, SMALL, SMALL_ROWS / 2, 1);
+    kern_layernorm_forward(probe->pool, out, mean, rstd, x, w, b, SMALL_ROWS, SMALL, 1e-5f);
+    kern_layernorm_backward(probe->pool, dx, dw, db, out, x, w, mean, rstd, SMALL_ROWS, SMALL, 0);
+    kern_gelu_forward(probe->pool, x, out, count);
+    kern_gelu_backward(probe->pool, dx, dx, out, count);
+    kern_bias_forward(probe->pool, x, b, SMALL_ROWS, SMALL);
+    take(probe, x, count * sizeof(float));
+    take(probe, dx, count * sizeof(float));
+    take(probe, dw, 2 * SMALL * sizeof(float)); /* and db */
+    kern_bias_backward(probe->pool, db, dx, SMALL_ROWS, SMALL, 0);
+    kern_position_backward(probe->pool, x, dx, SMALL_ROWS, SMALL, SMALL_ROWS / 2, SMALL_ROWS, 0);
+    take(probe, x, count * sizeof(float));
+    take(probe, db, SMALL * sizeof(float));
+}
+
 static void probe_attention(struct probe *probe)
 {
     struct kern_attention_shape shape = {.batch = 1,
@@ -157,6 +180,7 @@ int kern_probe(struct kern_pool *pool, const struct kern_matmul_shape *shapes, u
     }
     if (rc == 0) {
         probe_norm_rope(&probe);
+        probe_gpt2(&probe);
         probe_attention(&probe);
         probe_elementwise(&probe);
         *ret_digest = probe.digest;
