@@ -211,13 +211,13 @@ static int part_hole(struct loading *load, uint64_t lo, uint64_t hi, struct bl_e
     return rc;
 }
 
-static int load_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
+static int load_bad_chunk(void *arg, uint32_t chunk, const char *why, struct bl_errmsg *msg)
 {
     struct loading *load = arg;
     const struct ckpt_index *index = &load->copy->opened.indexes[load->part];
-    const char *tensor = ckpt_index_chunk_tensor(index, chunk);
+    const struct ckpt_hole hole = {load->part, chunk, ckpt_index_chunk_tensor(index, chunk)};
     struct ckpt_range range;
-    struct bl_errmsg why = {0};
+    struct bl_errmsg text = {0};
     char path[CKPT_PATH_MAX];
     void *array = load->bad;
     int rc = ckpt_copy_path(load->copy, load->part, path, msg);
@@ -231,10 +231,9 @@ static int load_bad_chunk(void *arg, uint32_t chunk, struct bl_errmsg *msg)
         return rc;
     }
     load->bad[load->bad_count++] = range;
-    rc = bl_err(&why, BL_EDIGEST, "%s: chunk %u (bytes %llu to %llu, tensor %s): digest differs",
-                path, chunk, (unsigned long long)range.lo, (unsigned long long)range.hi, tensor);
-    rc = ckpt_holes_note(load->holes, &(struct ckpt_hole){load->part, chunk, tensor}, rc, why.text,
-                         msg);
+    rc = bl_err(&text, BL_EDIGEST, "%s: chunk %u (bytes %llu to %llu, tensor %s): %s", path, chunk,
+                (unsigned long long)range.lo, (unsigned long long)range.hi, hole.tensor, why);
+    rc = ckpt_holes_note(load->holes, &hole, rc, text.text, msg);
     return rc < 0 ? rc : part_hole(load, range.lo, range.hi, msg);
 }
 
