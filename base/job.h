@@ -19,15 +19,11 @@
 #define BL_JOB_ROOTS_MAX 4
 #define BL_JOB_ARGS_MAX  64
 #define BL_JOB_BYTES_MAX (1024 * 1024) /* of a job file */
-
-enum bl_arch { BL_ARCH_LLAMA, BL_ARCH_GPT2 }; /* places in the option's choices */
+#define BL_JOB_AUTO      UINT64_MAX    /* "auto": Belay chooses */
 
 struct bl_job_model {
-    uint32_t arch; /* enum bl_arch */
     uint32_t layers, dim, hidden, heads, kv_heads, vocab;
-    uint32_t tied;    /* head shares the embedding's weights */
-    uint32_t bias;    /* GPT-2: biases in linear layers and norms */
-    uint32_t context; /* GPT-2: rows of the position embedding, at least seq_len; Llama: 0 */
+    uint32_t tied; /* head shares the embedding's weights */
     double rope_theta, norm_eps;
 };
 
@@ -48,8 +44,14 @@ struct bl_job_train {
 struct bl_job_root {
     char path[BL_PATH_MAX];
     uint32_t shared; /* all nodes see the same directory */
-    uint64_t every;  /* steps between saves; 0 only on request and at the end */
-    uint32_t keep;   /* newest checkpoints kept */
+    uint64_t every;  /* steps between saves; 0: on request and at the end; BL_JOB_AUTO */
+    /* What any rule keeps is kept; two verified ones always are. */
+    uint32_t keep;       /* newest */
+    uint32_t keep_best;  /* with the lowest loss; 0 none */
+    uint64_t keep_every; /* whose step is a multiple of it, for ever; 0 none */
+    uint64_t bytes_max;  /* of all: then the oldest go first; 0 no limit */
+    uint64_t rate_max;   /* bytes a second, of saves and of reading back; 0 no limit */
+    uint32_t verify;     /* read each checkpoint back after its commit */
 };
 
 struct bl_job_deadlines { /* milliseconds, before BELAY_TIME_SCALE */
@@ -63,6 +65,7 @@ struct bl_job_deadlines { /* milliseconds, before BELAY_TIME_SCALE */
     uint32_t join;        /* all wanted ranks present in a new generation */
     uint32_t restart;     /* how long recovery waits for an away daemon */
     uint32_t grace;       /* park and leave before a kill */
+    uint32_t root;        /* a root is stuck when its engine does nothing for so long */
 };
 
 struct bl_job {

@@ -73,23 +73,19 @@ const struct job_option job_options[] = {
     U32("placement.nodes", JOB_RESUME, 0, FIELD(nodes_min), 1, 4096, "1",
         "daemons that must be there before the run starts"),
 
-    {"model.arch", JOB_INDEX, JOB_FROZEN, FN, FIELD(model.arch), 0, 0, 0, 0, 0, "llama",
-     "llama|gpt2", NULL, "architecture"},
+    CHOICE("model.arch", JOB_FROZEN, FN, JOB_NO_FIELD, 16, "llama", "llama", "gpt2",
+           "architecture"),
     U32("model.layers", JOB_FROZEN, FN, FIELD(model.layers), 1, 1024, NULL, "transformer blocks"),
     U32("model.dim", JOB_FROZEN, FN, FIELD(model.dim), 1, 65536, NULL, "width"),
     U32("model.hidden", JOB_FROZEN, FN, FIELD(model.hidden), 0, 1048576, "0",
-        "width of the feed-forward part; 0: 8/3 dim, up to a multiple of 32 (gpt2: 4 dim)"),
+        "width of the feed-forward part; 0: 8/3 dim, up to a multiple of 32"),
     U32("model.heads", JOB_FROZEN, FN, FIELD(model.heads), 1, 1024, NULL,
         "attention heads; divides dim"),
     U32("model.kv_heads", JOB_FROZEN, FN, FIELD(model.kv_heads), 0, 1024, "0",
         "key and value heads; divides heads; 0: as many as heads"),
     U32("model.vocab", JOB_FROZEN, FN, FIELD(model.vocab), 2, 16777216, "256", "token kinds"),
     BOOL("model.tied", JOB_FROZEN, FN, FIELD(model.tied), "false",
-         "the head shares the embedding's weights; gpt2: true when not given"),
-    BOOL("model.bias", JOB_FROZEN, FN, FIELD(model.bias), "true",
-         "biases in linear layers and norms (gpt2 only)"),
-    U32("model.context", JOB_FROZEN, FN, FIELD(model.context), 0, 1U << 20, "0",
-        "longest sequence of the position embedding (gpt2 only); 0: train.seq_len"),
+         "the head shares the embedding's weights"),
     REAL("model.rope_theta", JOB_FROZEN, FN, FIELD(model.rope_theta), 1, 1e9, "10000",
          "base of the rotary positions"),
     REAL("model.norm_eps", JOB_FROZEN, FN, FIELD(model.norm_eps), 1e-12, 1, "1e-5",
@@ -152,10 +148,19 @@ const struct job_option job_options[] = {
     PATH("roots[].path", JOB_RESUME, 0, ROOT(path), NULL, "directory for checkpoints"),
     BOOL("roots[].shared", JOB_RESUME, 0, ROOT(shared), "false",
          "all nodes see the same directory"),
-    U64("roots[].every", JOB_LIVE, 0, ROOT(every), 0, STEPS_MAX, "100",
-        "steps between saves; 0: on request and at the end"),
+    U64("roots[].every", JOB_LIVE, JOB_AUTO, ROOT(every), 0, STEPS_MAX, "100",
+        "steps between saves; 0: on request and at the end; auto: by cost and failures seen"),
     U32("roots[].keep", JOB_LIVE, 0, ROOT(keep), 1, 1000000, "3", "newest checkpoints to keep"),
-    LATER("roots[].bytes_max", "bytes that checkpoints may take"),
+    U64("roots[].keep_every", JOB_LIVE, 0, ROOT(keep_every), 0, STEPS_MAX, "0",
+        "checkpoints whose step is a multiple of it are kept for ever; 0: none"),
+    U32("roots[].keep_best", JOB_LIVE, 0, ROOT(keep_best), 0, 1000000, "0",
+        "checkpoints with the lowest loss to keep beside; 0: none"),
+    SIZE("roots[].bytes_max", JOB_LIVE, ROOT(bytes_max), 0, 1ULL << 60, "0",
+         "bytes that checkpoints may take: then the oldest go first; 0: no limit"),
+    SIZE("roots[].rate_max", JOB_LIVE, ROOT(rate_max), 0, 1ULL << 50, "0",
+         "bytes a second that a save writes, and reading back reads; 0: no limit"),
+    BOOL("roots[].verify", JOB_LIVE, 0, ROOT(verify), "true",
+         "read each checkpoint back after its commit, at low priority"),
     CHOICE("codec", JOB_RESUME, 0, FIELD(codec), 16, "none", "none", "auto|zstd|planes",
            "compression of checkpoints"),
 
@@ -178,6 +183,8 @@ const struct job_option job_options[] = {
        "how long recovery waits for a daemon that is away"),
     MS("deadlines.grace", deadlines.grace, 100, HOUR_MS, "10s",
        "to park or leave before a rank is killed"),
+    MS("deadlines.root", deadlines.root, 1000, 24 * HOUR_MS, "60s",
+       "a root is stuck when it was asked for something and nothing moves for so long"),
 
     {"command[]", JOB_TEXT, JOB_RESUME, 0, FIELD(command), BL_PATH_MAX, 0, BL_JOB_ARGS_MAX, 0, 0,
      "", NULL, NULL, "the trainer and its arguments; empty: belay-train beside belayd"},
@@ -349,7 +356,8 @@ static void options_print_bounds(FILE *file, const struct job_option *option)
         break;
     case JOB_U32:
     case JOB_U64:
-        fprintf(file, "integer, %" PRIu64 " to %" PRIu64, option->min, option->max);
+        fprintf(file, "integer, %" PRIu64 " to %" PRIu64 "%s", option->min, option->max,
+                option->flags & JOB_AUTO ? ", or auto" : "");
         break;
     case JOB_TEXT:
     case JOB_PATH:

@@ -31,10 +31,11 @@ enum job_change {
 
 #define JOB_NO_FIELD SIZE_MAX
 /* Flags of an option. */
-#define JOB_FUNCTION 1U /* the arithmetic depends on it */
-#define JOB_BELOW    2U /* real_max itself is not allowed */
-#define JOB_ABSENT   4U /* a plan of later versions: any value is BL_ENOTBUILT */
-#define JOB_ABOVE    8U /* real_min itself is not allowed */
+#define JOB_FUNCTION 1U  /* the arithmetic depends on it */
+#define JOB_BELOW    2U  /* real_max itself is not allowed */
+#define JOB_ABSENT   4U  /* a plan of later versions: any value is BL_ENOTBUILT */
+#define JOB_ABOVE    8U  /* real_min itself is not allowed */
+#define JOB_AUTO     16U /* of JOB_U64: "auto" is allowed too, and is BL_JOB_AUTO */
 
 struct job_option {
     const char *key; /* "train.lr", "data.files[]" (a list), "roots[].path" */

@@ -19,6 +19,9 @@ static json_t *text_value(const struct job_option *option, const void *base)
     case JOB_U32:
     case JOB_U64:
     case JOB_SIZE:
+        if (strcmp(text, "auto") == 0) {
+            break;
+        }
         return json_integer((json_int_t)strtoull(text, NULL, 10));
     case JOB_REAL:
         return json_real(strtod(text, NULL));

@@ -85,6 +85,13 @@ static int value_set_integer(const struct job_option *option, void *field, const
         wanted = "a time such as 500ms or 5s";
     }
     uint64_t number = 0;
+    if (option->flags & JOB_AUTO) {
+        wanted = "an integer or auto";
+        if (strcmp(text, "auto") == 0) {
+            *(uint64_t *)field = BL_JOB_AUTO;
+            return 0;
+        }
+    }
     int rc = value_parse_integer(text, units, &number);
     if (rc == -EINVAL) {
         return bl_err(msg, BL_ECONFIG, "%s: must be %s, not '%.40s'", option->key, wanted, text);
@@ -267,6 +274,10 @@ void job_value_format(const struct job_option *option, const void *base, char *o
     case JOB_U64:
     case JOB_SIZE:
         memcpy(&wide, field, sizeof(wide));
+        if (option->flags & JOB_AUTO && wide == BL_JOB_AUTO) {
+            snprintf(out, out_bytes, "auto");
+            break;
+        }
         snprintf(out, out_bytes, "%" PRIu64, wide);
         break;
     case JOB_REAL:

@@ -112,26 +112,6 @@ static void test_job_file_is_read_with_defaults_filled_in(void **state)
     assert_string_equal(job.codec, "none");
 }
 
-static void test_job_gpt2_has_defaults_of_its_own(void **state)
-{
-    (void)state;
-    struct bl_errmsg msg;
-    struct bl_job again;
-    assert_int_equal(parse(with_line(8, "  arch: gpt2\n"), &msg), 0);
-    assert_int_equal(job.model.arch, BL_ARCH_GPT2);
-    assert_int_equal(job.model.hidden, 256);
-    assert_int_equal(job.model.context, 64);
-    assert_int_equal(job.model.kv_heads, 4);
-    assert_true(job.model.tied && job.model.bias);
-    char *text = bl_job_to_json(&job);
-    assert_non_null(text);
-    assert_int_equal(bl_job_parse(&again, text, strlen(text), "frozen", "/", &msg), 0);
-    assert_memory_equal(&again.model, &job.model, sizeof(job.model));
-    free(text);
-    assert_int_equal(parse(with_line(8, "  arch: gpt2\n  tied: false\n  bias: false\n"), &msg), 0);
-    assert_false(job.model.tied || job.model.bias);
-}
-
 static void test_job_lanes_default_to_ranks(void **state)
 {
     (void)state;
@@ -187,14 +167,8 @@ static const struct refusal refusals[] = {
      "job.yaml:11:12: data.weights[]: 1 weights for 2 files: give one for each file, or none"},
     {10, "  files: [a]\n  weights: [0]", BL_ECONFIG,
      "job.yaml:11:13: data.weights[]: 0 is not within above 0 and 1e+09"},
-    {8, "  arch: bert", BL_ECONFIG,
-     "job.yaml:8:9: model.arch: 'bert' is unknown (there is: llama|gpt2)"},
-    {8, "  arch: gpt2\n  kv_heads: 2", BL_ECONFIG,
-     "job.yaml:9:13: model.kv_heads: 2: gpt2 has as many as heads (4)"},
-    {8, "  arch: gpt2\n  context: 63", BL_ECONFIG,
-     "job.yaml:9:12: model.context: 63 positions are too few for train.seq_len 64"},
-    {8, "  context: 64", BL_ECONFIG,
-     "job.yaml:8:12: model.context: 64: llama's rotary positions have no end (leave it out)"},
+    {8, "  arch: gpt2", BL_ENOTBUILT,
+     "job.yaml:8:9: model.arch: 'gpt2' is not built into this version (there is: llama)"},
     {8, "  tied: yes", BL_ECONFIG, "job.yaml:8:9: model.tied: must be true or false, not 'yes'"},
     {8, "  norm_eps: nan", BL_ECONFIG,
      "job.yaml:8:13: model.norm_eps: must be a number, not 'nan'"},
@@ -263,6 +237,11 @@ static const struct refusal refusals[] = {
      "job.yaml:22:5: roots[]: must be a list of mappings such as {path: DIR}"},
     {22, "  - {path: /a}\n  - {path: /b}\n  - {path: /c}\n  - {path: /d}", BL_ECONFIG,
      "job.yaml:25:5: roots: more than 4 items"},
+    {21, "    every: often", BL_ECONFIG,
+     "job.yaml:21:12: roots[].every: must be an integer or auto, not 'often'"},
+    {21, "    keep_every: auto", BL_ECONFIG,
+     "job.yaml:21:17: roots[].keep_every: must be an integer, not 'auto'"},
+    {21, "    keep: 0", BL_ECONFIG, "job.yaml:21:11: roots[].keep: 0 is not within 1 and 1000000"},
     {24, "  lease: 3", BL_ECONFIG,
      "job.yaml:24:10: deadlines.lease: must be a time such as 500ms or 5s, not '3'"},
     {24, "  lease: 100ms", BL_ECONFIG,
@@ -327,6 +306,33 @@ static void test_job_json_parses_back_to_the_same_job(void **state)
     assert_int_equal(bl_job_function_digest(&job), bl_job_function_digest(&other));
     free(json);
     free(again);
+}
+
+static void test_job_roots_have_rules_of_their_own(void **state)
+{
+    (void)state;
+    struct bl_errmsg msg;
+    const char *text = with_line(22, "  - {path: /fast, every: auto, keep: 2, keep_every: 1000, "
+                                     "keep_best: 4, bytes_max: 3GiB, rate_max: 50MB, "
+                                     "verify: false}");
+    assert_int_equal(parse(text, &msg), 0);
+    const struct bl_job_root *plain = &job.roots[0];
+    assert_int_equal(plain->keep_every + plain->keep_best + plain->bytes_max + plain->rate_max, 0);
+    assert_int_equal(plain->verify, 1);
+    struct bl_job_root fast = job.roots[1];
+    assert_true(fast.every == BL_JOB_AUTO);
+    assert_int_equal(fast.keep, 2);
+    assert_int_equal(fast.keep_every, 1000);
+    assert_int_equal(fast.keep_best, 4);
+    assert_int_equal(fast.bytes_max, 3ull << 30);
+    assert_int_equal(fast.rate_max, 50000000);
+    assert_int_equal(fast.verify, 0);
+    char *json = bl_job_to_json(&job);
+    assert_non_null(json);
+    assert_non_null(strstr(json, "\"every\":\"auto\""));
+    assert_int_equal(bl_job_parse(&other, json, strlen(json), "again", "/", &msg), 0);
+    assert_memory_equal(&other.roots[1], &fast, sizeof(fast));
+    free(json);
 }
 
 static void test_job_function_digest_sees_arithmetic_only(void **state)
@@ -437,11 +443,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_file_is_read_with_defaults_filled_in),
-        cmocka_unit_test(test_job_gpt2_has_defaults_of_its_own),
         cmocka_unit_test(test_job_lanes_default_to_ranks),
         cmocka_unit_test(test_job_file_is_refused_with_line_and_column),
         cmocka_unit_test(test_job_text_that_is_no_job_is_refused),
         cmocka_unit_test(test_job_json_parses_back_to_the_same_job),
+        cmocka_unit_test(test_job_roots_have_rules_of_their_own),
         cmocka_unit_test(test_job_function_digest_sees_arithmetic_only),
         cmocka_unit_test(test_job_set_leaves_the_job_alone_when_refused),
         cmocka_unit_test(test_job_frozen_difference_names_the_option),
