@@ -108,8 +108,8 @@ struct daemon {
     int is_head, stopping;
     uint64_t started_ms;
     struct events *events;
-    struct store *store; /* on the head and on a standby */
-    struct engine *engine;
+    struct store *store;    /* on the head and on a standby */
+    struct engine *engines; /* a list, one for each root */
     struct control *control;
     struct tools *tools;
     struct replica *replica;

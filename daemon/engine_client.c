@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/engine_client.h"
+/* The engines' processes, what they were asked, and their answers. */
+#include "daemon/engine_state.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -11,34 +12,8 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "daemon/manifest.h"
 
-#define ENGINE_RESTART_MS    200
-#define ENGINE_RESERVE_BYTES (1u << 20) /* of each root, kept for the commit record */
-
-enum pending_kind { PENDING_NONE, PENDING_WRITE, PENDING_COMMIT, PENDING_SCAN, PENDING_LOAD };
-
-struct pending { /* a question under way; fails when the engine dies */
-    enum pending_kind kind;
-    uint64_t key; /* attempt or request */
-    uint64_t run;
-    engine_scanned_fn scanned;
-    engine_loaded_fn loaded;
-    void *arg;
-};
-
-struct engine {
-    struct daemon *daemon;
-    uv_process_t *process;
-    uv_timer_t *restart;
-    struct conn *conn;
-    uint32_t pid;
-    uint64_t next_request;
-    struct pending pending[ENGINE_PENDING_MAX];
-    int closing;
-};
-
-static void engine_start(struct engine *engine);
+#define ENGINE_RESTART_MS 200
 
 static void on_freed(uv_handle_t *handle)
 {
@@ -47,36 +22,42 @@ static void on_freed(uv_handle_t *handle)
 
 /* ---- questions under way ---- */
 
-static struct pending *pending_add(struct engine *engine, enum pending_kind kind, uint64_t key,
-                                   uint64_t run)
+struct engine_pending *engine_pending_add(struct engine *engine, enum engine_question kind,
+                                          uint64_t key, uint64_t run)
 {
     for (uint32_t i = 0; i < ENGINE_PENDING_MAX; i++) {
-        struct pending *pending = &engine->pending[i];
+        struct engine_pending *pending = &engine->pending[i];
 
-        if (pending->kind == PENDING_NONE) {
-            *pending = (struct pending){.kind = kind, .key = key, .run = run};
+        if (pending->kind == ENGINE_ASKED_NONE) {
+            *pending = (struct engine_pending){.kind = kind, .key = key, .run = run};
+            engine->asked++;
             return pending;
         }
     }
     return NULL;
 }
 
-/* Takes the question out of the table: a copy in *ret. */
-static int pending_take(struct engine *engine, enum pending_kind kind, uint64_t key,
-                        struct pending *ret)
+static void pending_drop(struct engine *engine, struct engine_pending *pending)
+{
+    pending->kind = ENGINE_ASKED_NONE;
+    engine->asked--;
+}
+
+int engine_pending_take(struct engine *engine, enum engine_question kind, uint64_t key,
+                        struct engine_pending *ret)
 {
     for (uint32_t i = 0; i < ENGINE_PENDING_MAX; i++) {
         if (engine->pending[i].kind == kind && engine->pending[i].key == key) {
             *ret = engine->pending[i];
-            engine->pending[i].kind = PENDING_NONE;
+            pending_drop(engine, &engine->pending[i]);
             return 1;
         }
     }
     return 0;
 }
 
-static void written(struct engine *engine, const struct pending *pending, int rc,
-                    const char *part_json, const char *text)
+void engine_written_tell(struct engine *engine, const struct engine_pending *pending, int rc,
+                         const struct wire_engine_written *answer, const char *text)
 {
     struct run *run = run_find(engine->daemon, pending->run);
 
@@ -85,13 +66,15 @@ static void written(struct engine *engine, const struct pending *pending, int rc
     }
     if (rc != 0) {
         event(engine->daemon->events, EVENT_PART_FAILED, "job=%s step=%llu reason=%s", run->name,
-              0ull, text);
+              (unsigned long long)pending->step, text);
     }
-    core_member_on_engine_written(run->member, pending->key, rc, part_json, text, daemon_now_ms());
+    core_member_on_engine_written(run->member, pending->key, rc, answer ? answer->part_json : NULL,
+                                  text, answer ? answer->bytes : 0, answer ? answer->elapsed_ms : 0,
+                                  daemon_now_ms());
     run_pump(run);
 }
 
-static void committed(struct engine *engine, const struct pending *pending, int rc,
+static void committed(struct engine *engine, const struct engine_pending *pending, int rc,
                       const char *text, uint64_t digest)
 {
     struct run *run = run_find(engine->daemon, pending->run);
@@ -102,34 +85,38 @@ static void committed(struct engine *engine, const struct pending *pending, int 
     }
 }
 
-static void pending_fail(struct engine *engine, const struct pending *pending, const char *text)
+void engine_pending_fail(struct engine *engine, const struct engine_pending *pending,
+                         const char *text)
 {
     switch (pending->kind) {
-    case PENDING_WRITE:
-        written(engine, pending, BL_EABORTED, NULL, text);
+    case ENGINE_ASKED_WRITE:
+        engine_written_tell(engine, pending, BL_EABORTED, NULL, text);
         break;
-    case PENDING_COMMIT:
+    case ENGINE_ASKED_COMMIT:
         committed(engine, pending, BL_EABORTED, text, 0);
         break;
-    case PENDING_SCAN:
+    case ENGINE_ASKED_SCAN:
         pending->scanned(pending->arg, NULL);
         break;
-    case PENDING_LOAD:
+    case ENGINE_ASKED_LOAD:
         pending->loaded(pending->arg, BL_EABORTED, text);
         break;
-    case PENDING_NONE:
+    case ENGINE_ASKED_NONE:
         break;
     }
 }
 
-static void fail_all(struct engine *engine, const char *text)
+void engine_pending_fail_all(struct engine *engine, const char *text)
 {
-    for (uint32_t i = 0; i < ENGINE_PENDING_MAX; i++) {
-        struct pending pending = engine->pending[i];
+    char why[WIRE_REASON_MAX];
 
-        engine->pending[i].kind = PENDING_NONE;
-        if (pending.kind != PENDING_NONE) {
-            pending_fail(engine, &pending, text);
+    snprintf(why, sizeof(why), "%s", text);
+    for (uint32_t i = 0; i < ENGINE_PENDING_MAX; i++) {
+        struct engine_pending pending = engine->pending[i];
+
+        if (pending.kind != ENGINE_ASKED_NONE) {
+            pending_drop(engine, &engine->pending[i]);
+            engine_pending_fail(engine, &pending, why);
         }
     }
 }
@@ -139,11 +126,11 @@ static void fail_all(struct engine *engine, const char *text)
 static int on_written(struct engine *engine, const struct wire_frame *frame)
 {
     struct wire_engine_written answer;
-    struct pending pending;
+    struct engine_pending pending;
     int rc = wire_engine_written_decode(&answer, frame->payload, frame->payload_bytes, NULL);
 
-    if (rc == 0 && pending_take(engine, PENDING_WRITE, answer.attempt, &pending)) {
-        written(engine, &pending, answer.rc, answer.part_json, answer.text);
+    if (rc == 0 && engine_pending_take(engine, ENGINE_ASKED_WRITE, answer.attempt, &pending)) {
+        engine_written_tell(engine, &pending, answer.rc, &answer, answer.text);
     }
     if (rc == 0) {
         wire_engine_written_free(&answer);
@@ -154,10 +141,16 @@ static int on_written(struct engine *engine, const struct wire_frame *frame)
 static int on_committed(struct engine *engine, const struct wire_frame *frame)
 {
     struct wire_engine_committed answer;
-    struct pending pending;
+    struct engine_pending pending;
     int rc = wire_engine_committed_decode(&answer, frame->payload, frame->payload_bytes, NULL);
 
-    if (rc == 0 && pending_take(engine, PENDING_COMMIT, answer.attempt, &pending)) {
+    if (rc == 0 && engine_pending_take(engine, ENGINE_ASKED_COMMIT, answer.attempt, &pending)) {
+        const struct run *run = run_find(engine->daemon, pending.run);
+
+        if (run && answer.rc == 0 && answer.warning[0]) {
+            event(engine->daemon->events, EVENT_SAVE_WARNING, "job=%s dir=%s reason=%s", run->name,
+                  answer.dir, answer.warning);
+        }
         committed(engine, &pending, answer.rc, answer.text, answer.manifest_digest);
     }
     return rc;
@@ -166,10 +159,10 @@ static int on_committed(struct engine *engine, const struct wire_frame *frame)
 static int on_scanned(struct engine *engine, const struct wire_frame *frame)
 {
     struct wire_engine_scanned answer;
-    struct pending pending;
+    struct engine_pending pending;
     int rc = wire_engine_scanned_decode(&answer, frame->payload, frame->payload_bytes, NULL);
 
-    if (rc == 0 && pending_take(engine, PENDING_SCAN, answer.request, &pending)) {
+    if (rc == 0 && engine_pending_take(engine, ENGINE_ASKED_SCAN, answer.request, &pending)) {
         pending.scanned(pending.arg, &answer);
     }
     if (rc == 0) {
@@ -181,11 +174,31 @@ static int on_scanned(struct engine *engine, const struct wire_frame *frame)
 static int on_loaded(struct engine *engine, const struct wire_frame *frame)
 {
     struct wire_engine_loaded answer;
-    struct pending pending;
+    struct engine_pending pending;
     int rc = wire_engine_loaded_decode(&answer, frame->payload, frame->payload_bytes, NULL);
 
-    if (rc == 0 && pending_take(engine, PENDING_LOAD, answer.request, &pending)) {
+    if (rc == 0 && engine_pending_take(engine, ENGINE_ASKED_LOAD, answer.request, &pending)) {
         pending.loaded(pending.arg, answer.rc, answer.text);
+    }
+    return rc;
+}
+
+/* Unasked: a checkpoint of this root was read back. */
+static int on_verified(struct engine *engine, const struct wire_frame *frame)
+{
+    struct wire_engine_verified said;
+    int rc = wire_engine_verified_decode(&said, frame->payload, frame->payload_bytes, NULL);
+
+    for (uint32_t i = engine->daemon->run_count; rc == 0 && i > 0; i--) {
+        struct run *run = engine->daemon->runs[i - 1];
+
+        for (uint32_t r = 0; run->leader && r < run->job->root_count; r++) {
+            if (strcmp(run->job->roots[r].path, engine->path) == 0) {
+                core_leader_on_verified(run->leader, r, said.step, said.dir, said.rc, said.text,
+                                        said.elapsed_ms, daemon_now_ms());
+            }
+        }
+        run_pump(run);
     }
     return rc;
 }
@@ -195,9 +208,14 @@ static void on_message(struct conn *conn, void *arg, const struct wire_frame *fr
     struct engine *engine = arg;
     int rc = 0;
 
+    engine_watch_moved(engine);
+    if (frame->type != WIRE_TYPE_ENGINE_HELLO) {
+        engine_watch_answered(engine);
+    }
     switch ((enum wire_type)frame->type) {
     case WIRE_TYPE_ENGINE_HELLO:
-        event(engine->daemon->events, EVENT_ENGINE_STARTED, "pid=%u", engine->pid);
+        event(engine->daemon->events, EVENT_ENGINE_STARTED, "pid=%u root=%s", engine->pid,
+              engine->path);
         break;
     case WIRE_TYPE_ENGINE_WRITTEN:
         rc = on_written(engine, frame);
@@ -211,8 +229,10 @@ static void on_message(struct conn *conn, void *arg, const struct wire_frame *fr
     case WIRE_TYPE_ENGINE_LOADED:
         rc = on_loaded(engine, frame);
         break;
-    case WIRE_TYPE_ENGINE_CANCELLED:
     case WIRE_TYPE_ENGINE_VERIFIED:
+        rc = on_verified(engine, frame);
+        break;
+    case WIRE_TYPE_ENGINE_CANCELLED:
         break;
     default:
         rc = BL_EPROTO;
@@ -222,7 +242,7 @@ static void on_message(struct conn *conn, void *arg, const struct wire_frame *fr
         bl_log(BL_LOG_ERROR, "engine", "%s: %s", wire_type_name(frame->type), bl_strerror(rc));
         conn_close(conn);
         engine->conn = NULL;
-        fail_all(engine, "the engine spoke nonsense");
+        engine_pending_fail_all(engine, "the engine spoke nonsense");
     }
 }
 
@@ -233,7 +253,7 @@ static void on_closed(struct conn *conn, void *arg, const char *text)
     (void)conn;
     (void)text;
     engine->conn = NULL;
-    fail_all(engine, "the checkpoint engine ended");
+    engine_pending_fail_all(engine, "the checkpoint engine ended");
 }
 
 static const struct conn_ops engine_ops = {on_message, on_closed};
@@ -242,25 +262,48 @@ static const struct conn_ops engine_ops = {on_message, on_closed};
 
 static void on_restart(uv_timer_t *timer)
 {
-    engine_start(timer->data);
+    struct engine *engine = timer->data;
+
+    if (engine->is_stuck) {
+        engine_watch_try(engine);
+    } else {
+        engine_start(engine);
+    }
+}
+
+void engine_restart_in(struct engine *engine, uint64_t ms)
+{
+    uv_timer_start(engine->restart, on_restart, ms, 0);
+}
+
+static void child_forget(struct engine *engine, const struct engine_child *child)
+{
+    for (struct engine_child **at = &engine->former; *at; at = &(*at)->next) {
+        if (*at == child) {
+            *at = child->next;
+            return;
+        }
+    }
 }
 
 static void on_exit_child(uv_process_t *process, int64_t status, int signal_number)
 {
-    struct engine *engine = process->data;
+    struct engine_child *child = (struct engine_child *)process;
+    struct engine *engine = child->engine;
 
-    uv_close((uv_handle_t *)process, on_freed);
-    if (!engine) {
-        return;
+    if (engine && engine->child == child) {
+        engine->child = NULL;
+        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d root=%s",
+              engine->pid, (int)status, signal_number, engine->path);
+        conn_close(engine->conn);
+        engine->conn = NULL;
+        /* Armed before the failures are told: a save that is tried again revives it at once. */
+        engine_restart_in(engine, ENGINE_RESTART_MS);
+        engine_pending_fail_all(engine, "the checkpoint engine ended");
+    } else if (engine) {
+        child_forget(engine, child);
     }
-    engine->process = NULL;
-    event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d", engine->pid,
-          (int)status, signal_number);
-    conn_close(engine->conn);
-    engine->conn = NULL;
-    /* Armed before the failures are told: a save that is tried again revives it at once. */
-    uv_timer_start(engine->restart, on_restart, ENGINE_RESTART_MS, 0);
-    fail_all(engine, "the checkpoint engine ended");
+    uv_close((uv_handle_t *)process, on_freed);
 }
 
 static int engine_spawn(struct engine *engine, int fd)
@@ -279,26 +322,27 @@ static int engine_spawn(struct engine *engine, int fd)
         return rc;
     }
     strcat(path, "/belay-engine");
-    engine->process = calloc(1, sizeof(*engine->process));
-    BL_ASSERT(engine->process != NULL);
-    engine->process->data = engine;
-    rc = uv_spawn(engine->daemon->loop, engine->process, &options);
+    struct engine_child *child = calloc(1, sizeof(*child));
+
+    BL_ASSERT(child != NULL);
+    rc = uv_spawn(engine->daemon->loop, &child->process, &options);
     if (rc != 0) {
         bl_log(BL_LOG_ERROR, "engine", "start %s: %s", path, bl_strerror(rc));
-        engine->process->data = NULL;
-        uv_close((uv_handle_t *)engine->process, on_freed);
-        engine->process = NULL;
+        uv_close((uv_handle_t *)&child->process, on_freed);
         return rc;
     }
-    engine->pid = (uint32_t)engine->process->pid;
+    child->engine = engine;
+    engine->child = child;
+    engine->pid = (uint32_t)child->process.pid;
     return 0;
 }
 
-static void engine_start(struct engine *engine)
+void engine_start(struct engine *engine)
 {
     int fds[2];
 
-    if (engine->closing || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
+    if (engine->closing || engine->child ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
         return;
     }
     int rc = engine_spawn(engine, fds[1]);
@@ -309,257 +353,155 @@ static void engine_start(struct engine *engine)
                                 &engine_ops, engine);
     } else {
         close(fds[0]);
-        uv_timer_start(engine->restart, on_restart, 10 * ENGINE_RESTART_MS, 0);
+        engine_restart_in(engine, 10 * ENGINE_RESTART_MS);
     }
 }
 
-int engine_open(struct daemon *daemon, struct bl_errmsg *msg)
+void engine_child_abandon(struct engine *engine)
 {
-    struct engine *engine = calloc(1, sizeof(*engine));
+    struct engine_child *child = engine->child;
 
-    if (!engine || !(engine->restart = calloc(1, sizeof(*engine->restart)))) {
-        free(engine);
-        return bl_err_code(msg, -ENOMEM, "engine");
+    conn_close(engine->conn);
+    engine->conn = NULL;
+    engine->child = NULL;
+    if (child) {
+        uv_process_kill(&child->process, SIGKILL);
+        uv_unref((uv_handle_t *)&child->process);
+        child->next = engine->former;
+        engine->former = child;
     }
-    engine->daemon = daemon;
-    uv_timer_init(daemon->loop, engine->restart);
-    engine->restart->data = engine;
-    daemon->engine = engine;
-    engine_start(engine);
-    return 0;
-}
-
-void engine_close(struct daemon *daemon)
-{
-    struct engine *engine = daemon->engine;
-
-    if (!engine) {
-        return;
-    }
-    engine->closing = 1;
-    conn_close(engine->conn); /* it ends by itself when its socket closes */
-    if (engine->process) {
-        engine->process->data = NULL;
-        uv_process_kill(engine->process, SIGTERM);
-        uv_unref((uv_handle_t *)engine->process);
-    }
-    uv_close((uv_handle_t *)engine->restart, on_freed);
-    free(engine);
-    daemon->engine = NULL;
-}
-
-/* ---- questions ---- */
-
-void engine_root_fill(const struct run *run, uint32_t index, int create,
-                      struct wire_engine_root *ret)
-{
-    const struct bl_job_root *root = &run->job->roots[index];
-
-    memset(ret, 0, sizeof(*ret));
-    snprintf(ret->path, sizeof(ret->path), "%s", root->path);
-    ret->run = run->id;
-    snprintf(ret->node, sizeof(ret->node), "%s", run->daemon->config.name);
-    ret->nodes = run->job->nodes_min;
-    ret->shared = root->shared;
-    ret->create = (uint32_t)create;
-    ret->reserve_bytes = create ? ENGINE_RESERVE_BYTES : 0;
 }
 
 /* A question does not wait for the timer: without an engine, another is started at once. One whose
  * end was seen on the socket but not yet as a process is left to die by itself. */
 static void engine_revive(struct engine *engine)
 {
-    if (engine->process) {
-        uv_process_kill(engine->process, SIGKILL);
-        engine->process->data = NULL;
-        engine->process = NULL;
-        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d", engine->pid, 0,
-              SIGKILL);
+    if (engine->child) {
+        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d root=%s",
+              engine->pid, 0, SIGKILL, engine->path);
+        engine_child_abandon(engine);
     }
     uv_timer_stop(engine->restart);
     engine_start(engine);
 }
 
-static void ask(struct engine *engine, struct pending *pending, enum wire_type type,
+void engine_ask(struct engine *engine, struct engine_pending *pending, enum wire_type type,
                 const void *message, const int *fds, uint32_t fd_count)
 {
-    struct pending copy = *pending;
+    struct engine_pending copy = *pending;
 
+    if (engine->is_stuck) {
+        pending_drop(engine, pending);
+        engine_pending_fail(engine, &copy, engine_watch_text(engine));
+        return;
+    }
     if (!engine->conn) {
         engine_revive(engine);
     }
     int rc = engine->conn ? conn_send(engine->conn, type, message, 0, fds, fd_count) : -EPIPE;
 
     if (rc != 0) {
-        pending->kind = PENDING_NONE;
-        pending_fail(engine, &copy, engine->conn ? bl_strerror(rc) : "no checkpoint engine runs");
-    }
-}
-
-void engine_write(struct run *run, uint64_t attempt)
-{
-    struct engine *engine = run->daemon->engine;
-    struct core_member_write write_job;
-    struct wire_engine_write message = {0};
-    int fds[WIRE_FDS_MAX];
-    struct pending *pending = pending_add(engine, PENDING_WRITE, attempt, run->id);
-    struct pending none = {.kind = PENDING_WRITE, .key = attempt, .run = run->id};
-
-    if (!pending || core_member_write(run->member, attempt, &write_job) != 0) {
-        if (pending) {
-            pending->kind = PENDING_NONE;
-        }
-        written(engine, &none, BL_ELIMIT, NULL, "too many saves under way");
+        pending_drop(engine, pending);
+        engine_pending_fail(engine, &copy,
+                            engine->conn ? bl_strerror(rc) : "no checkpoint engine runs");
         return;
     }
-    engine_root_fill(run, write_job.root, 1, &message.root);
-    message.attempt = (struct wire_engine_attempt){.attempt = attempt,
-                                                   .step = write_job.step,
-                                                   .generation = write_job.generation,
-                                                   .line = write_job.line,
-                                                   .count = 1};
-    snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", write_job.dir);
-    snprintf(message.part, sizeof(message.part), "part-%.56s", run->daemon->config.name);
-    snprintf(message.codec, sizeof(message.codec), "none");
-    for (uint32_t i = 0; i < write_job.source_count && i < WIRE_FDS_MAX; i++) {
-        struct arena *arena = arena_find(run, write_job.sources[i].arena);
+    engine_watch_begin(engine);
+}
 
-        if (arena) {
-            uint32_t at = message.arena_count++;
+/* ---- engines ---- */
 
-            message.arenas[at].arena = arena->id;
-            message.arenas[at].slot = write_job.sources[i].slot;
-            message.arenas[at].fd_index = at;
-            fds[at] = arena->fd;
+static void engine_end(struct engine *engine)
+{
+    struct engine_child *child = engine->child;
+
+    engine->closing = 1;
+    conn_close(engine->conn); /* it ends by itself when its socket closes */
+    if (child) {
+        child->engine = NULL;
+        uv_process_kill(&child->process, SIGTERM);
+        uv_unref((uv_handle_t *)&child->process);
+    }
+    for (child = engine->former; child; child = child->next) {
+        child->engine = NULL;
+    }
+    uv_close((uv_handle_t *)engine->restart, on_freed);
+    uv_close((uv_handle_t *)engine->watch, on_freed);
+    free(engine);
+}
+
+static int engine_has_run(const struct engine *engine)
+{
+    for (uint32_t i = 0; i < engine->daemon->run_count; i++) {
+        const struct bl_job *job = engine->daemon->runs[i]->job;
+
+        for (uint32_t r = 0; r < job->root_count; r++) {
+            if (strcmp(job->roots[r].path, engine->path) == 0) {
+                return 1;
+            }
         }
     }
-    int fits = message.arena_count == write_job.source_count;
-
-    free(write_job.sources);
-    if (!fits) {
-        pending->kind = PENDING_NONE;
-        written(engine, &none, BL_ENOSTATE, NULL,
-                "more arenas than fit in one part, or one is gone");
-        return;
-    }
-    ask(engine, pending, WIRE_TYPE_ENGINE_WRITE, &message, fds, message.arena_count);
+    return 0;
 }
 
-void engine_cancel(struct run *run, uint64_t attempt)
+/* Room for one more: of those that nobody uses the one that was asked longest ago goes. */
+static int engines_make_room(struct daemon *daemon)
 {
-    struct engine *engine = run->daemon->engine;
-    const struct wire_directive *directive = core_member_directive(run->member);
-    struct wire_engine_cancel message = {0};
-    struct pending pending;
+    struct engine **oldest = NULL;
+    uint32_t count = 0;
 
-    BL_IGNORE(pending_take(engine, PENDING_WRITE, attempt, &pending) == 0, "it was done already");
-    for (uint32_t i = 0; directive && i < directive->save_count; i++) {
-        const struct wire_save *save = &directive->saves[i];
-
-        if (save->attempt == attempt && save->root < run->job->root_count) {
-            engine_root_fill(run, save->root, 0, &message.root);
-            message.attempt = (struct wire_engine_attempt){.attempt = attempt,
-                                                           .step = save->step,
-                                                           .generation = save->generation,
-                                                           .line = save->line,
-                                                           .count = 1};
-            snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", save->dir);
-            BL_IGNORE(engine->conn && conn_send(engine->conn, WIRE_TYPE_ENGINE_CANCEL, &message, 0,
-                                                NULL, 0) != 0,
-                      "the next save sweeps");
+    for (struct engine **at = &daemon->engines; *at; at = &(*at)->next) {
+        count++;
+        if (!engine_has_run(*at) && (*at)->asked == 0 &&
+            (!oldest || (*at)->used_ms < (*oldest)->used_ms)) {
+            oldest = at;
         }
     }
+    if (count < ENGINES_MAX) {
+        return 1;
+    }
+    if (!oldest) {
+        return 0;
+    }
+    struct engine *engine = *oldest;
+
+    *oldest = engine->next;
+    engine_end(engine);
+    return 1;
 }
 
-void engine_commit(struct run *run, uint64_t attempt)
+struct engine *engine_of(struct daemon *daemon, const char *path)
 {
-    struct engine *engine = run->daemon->engine;
-    struct core_commit commit;
-    struct wire_engine_commit message = {0};
-    struct pending *pending = pending_add(engine, PENDING_COMMIT, attempt, run->id);
-
-    if (!pending || core_leader_commit(run->leader, attempt, &commit) != 0) {
-        if (pending) {
-            pending->kind = PENDING_NONE;
+    for (struct engine *engine = daemon->engines; engine; engine = engine->next) {
+        if (strcmp(engine->path, path) == 0) {
+            return engine;
         }
-        core_leader_on_commit_done(run->leader, attempt, BL_EABORTED, "too many saves", 0,
-                                   daemon_now_ms());
-        return;
     }
-    engine_root_fill(run, commit.root, 0, &message.root);
-    message.attempt = (struct wire_engine_attempt){.attempt = attempt,
-                                                   .step = commit.step,
-                                                   .generation = commit.generation,
-                                                   .line = commit.line,
-                                                   .count = 1};
-    snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", commit.dir);
-    message.manifest_json = manifest_json(run, &commit);
-    message.keep.keep = run->job->roots[commit.root].keep;
-    message.part_count = commit.part_count;
-    message.parts = calloc(commit.part_count ? commit.part_count : 1, sizeof(*message.parts));
-    BL_ASSERT(message.parts != NULL);
-    for (uint32_t i = 0; i < commit.part_count; i++) {
-        message.parts[i].part_json = strdup(commit.parts[i].part_json);
+    if (!engines_make_room(daemon)) {
+        return NULL;
     }
-    free(commit.parts);
-    ask(engine, pending, WIRE_TYPE_ENGINE_COMMIT, &message, NULL, 0);
-    wire_engine_commit_free(&message);
+    struct engine *engine = calloc(1, sizeof(*engine));
+
+    BL_ASSERT(engine != NULL);
+    engine->restart = calloc(1, sizeof(*engine->restart));
+    engine->watch = calloc(1, sizeof(*engine->watch));
+    BL_ASSERT(engine->restart && engine->watch);
+    engine->daemon = daemon;
+    snprintf(engine->path, sizeof(engine->path), "%s", path);
+    uv_timer_init(daemon->loop, engine->restart);
+    uv_timer_init(daemon->loop, engine->watch);
+    engine->restart->data = engine->watch->data = engine;
+    engine->next = daemon->engines;
+    daemon->engines = engine;
+    return engine;
 }
 
-void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
-                      engine_scanned_fn done, void *arg)
+void engine_close(struct daemon *daemon)
 {
-    struct engine *engine = daemon->engine;
-    struct wire_engine_scan message = {.request = ++engine->next_request, .root = *root};
-    struct pending *pending = pending_add(engine, PENDING_SCAN, message.request, 0);
+    while (daemon->engines) {
+        struct engine *engine = daemon->engines;
 
-    if (!pending) {
-        done(arg, NULL);
-        return;
+        daemon->engines = engine->next;
+        engine_end(engine);
     }
-    pending->scanned = done;
-    pending->arg = arg;
-    ask(engine, pending, WIRE_TYPE_ENGINE_SCAN, &message, NULL, 0);
-}
-
-void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
-                 engine_loaded_fn done, void *arg)
-{
-    struct engine *engine = run->daemon->engine;
-    struct bl_errmsg msg = {{0}};
-    struct wire_engine_load message = {.request = ++engine->next_request,
-                                       .arena = arena->id,
-                                       .slot = load->slot,
-                                       .extents = load->extents};
-    uint32_t root = 0;
-
-    while (root < run->job->root_count && strcmp(run->job->roots[root].path, load->root) != 0) {
-        root++;
-    }
-    if (root == run->job->root_count) { /* a rank reads where its job says, and nowhere else */
-        done(arg, BL_EFOREIGN, "not a root of this job");
-        return;
-    }
-    int rc =
-        wire_arena_slot_offset(arena->map, arena->bytes, load->slot, &message.data_offset, &msg);
-
-    if (rc != 0) {
-        done(arg, rc, msg.text);
-        return;
-    }
-    struct pending *pending = pending_add(engine, PENDING_LOAD, message.request, run->id);
-
-    if (!pending) {
-        done(arg, BL_ELIMIT, "too many loads under way");
-        return;
-    }
-    pending->loaded = done;
-    pending->arg = arg;
-    snprintf(message.root.path, sizeof(message.root.path), "%s", load->root);
-    message.root.run = run->id;
-    snprintf(message.root.node, sizeof(message.root.node), "%s", run->daemon->config.name);
-    message.root.nodes = run->job->nodes_min;
-    message.root.shared = 1;
-    snprintf(message.dir, sizeof(message.dir), "%s", load->dir);
-    ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
 }

@@ -1,8 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon's side of belay-engine: a child with a socket pair, which touches all checkpoint roots
- * so that a hung mount or a crash there never holds a beat up. When it dies another is started, and
- * what was under way counts as failed.
+ * The daemon's side of belay-engine: for each checkpoint root a child of its own with a socket
+ * pair, so that a root that hangs or crashes holds up neither a beat nor another root. It is
+ * started by the first question about its root. When it dies another is started, and what was under
+ * way counts as failed.
+ *
+ *               answers                 asked, and nothing moved for deadlines.root
+ *      fine <--------------- trying    ------------------------------------------+
+ *        |                      ^                                                v
+ *        +--------------------- | --------------------------------------------> stuck
+ *                               +---- a pause that doubles, 1 s to 5 min --------+
+ *
+ * Stuck: the child is killed (one that waits in the kernel dies when that ends), its questions have
+ * failed, further ones fail at once. After the pause another child is asked what is there.
  */
 #ifndef DAEMON_ENGINE_CLIENT_H
 #define DAEMON_ENGINE_CLIENT_H
@@ -10,9 +20,9 @@
 #include "daemon/daemon.h"
 
 #define ENGINE_PENDING_MAX 64
+#define ENGINES_MAX        64 /* roots of all jobs of a daemon, and of those that ended lately */
 
-BL_MUST_CHECK int engine_open(struct daemon *daemon, struct bl_errmsg *msg);
-/* Ends the child and frees. */
+/* Ends all children and frees. */
 void engine_close(struct daemon *daemon);
 
 /* Writes this node's part of the attempt (core_member_write); core_member_on_engine_written. */
@@ -21,7 +31,7 @@ void engine_write(struct run *run, uint64_t attempt);
 void engine_cancel(struct run *run, uint64_t attempt);
 /* Manifest and rename of the attempt (core_leader_commit); core_leader_on_commit_done. */
 void engine_commit(struct run *run, uint64_t attempt);
-/* Lists all roots' checkpoints; core_leader_on_scan_done. */
+/* Lists all roots' checkpoints, all at once; core_leader_on_scan_done. */
 void engine_scan(struct run *run);
 
 /* Scans one root for a caller of its own (a submit). `done` gets NULL when the engine failed. */
@@ -37,5 +47,8 @@ void engine_root_fill(const struct run *run, uint32_t index, int create,
 typedef void (*engine_loaded_fn)(void *arg, int rc, const char *text);
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg);
+
+/* Tells a leader that begins which of its roots are stuck. */
+void engine_roots_tell(struct run *run);
 
 #endif

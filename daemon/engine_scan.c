@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which checkpoints the roots of a run have, one root after the other, for its leader. */
+/* Which checkpoints the roots of a run have, all roots at once, for its leader. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,27 +8,40 @@
 #include "base/log.h"
 #include "daemon/engine_client.h"
 
-struct scan { /* the roots of one run, one after the other */
+struct scan { /* of one run */
     struct daemon *daemon;
     uint64_t run;
-    uint32_t root, count;
+    uint32_t open;   /* roots not yet answered, and one for the asking itself */
+    uint32_t failed; /* bits of roots */
+    uint32_t count;
     int rc;
     struct core_checkpoint *found; /* owned */
 };
 
-static void scan_next(struct scan *scan);
+struct scan_root { /* one question */
+    struct scan *scan;
+    uint32_t root;
+};
 
-static void on_run_scanned(void *arg, const struct wire_engine_scanned *scanned)
+static void scan_close(struct scan *scan)
 {
-    struct scan *scan = arg;
+    struct run *run = run_find(scan->daemon, scan->run);
 
-    if (!scanned) {
-        scan->rc = BL_EABORTED;
-    } else if (scanned->rc != 0 && scanned->rc != -ENOENT) {
-        scan->rc = scanned->rc;
-        bl_log(BL_LOG_ERROR, "engine", "scan: %s", scanned->text);
+    if (--scan->open > 0) {
+        return;
     }
-    uint32_t count = scanned && scanned->rc == 0 ? scanned->checkpoint_count : 0;
+    if (run && run->leader) {
+        core_leader_on_scan_done(run->leader, scan->rc, scan->failed, scan->found, scan->count,
+                                 daemon_now_ms());
+        run_pump(run);
+    }
+    free(scan->found);
+    free(scan);
+}
+
+static void scan_add(struct scan *scan, uint32_t root, const struct wire_engine_scanned *scanned)
+{
+    uint32_t count = scanned->checkpoint_count;
 
     if (count > 0) {
         scan->found = realloc(scan->found, (scan->count + count) * sizeof(*scan->found));
@@ -38,7 +52,7 @@ static void on_run_scanned(void *arg, const struct wire_engine_scanned *scanned)
         struct core_checkpoint *to = &scan->found[scan->count++];
 
         memset(to, 0, sizeof(*to));
-        to->root = scan->root;
+        to->root = root;
         to->complete = 1;
         to->step = from->step;
         to->generation = from->generation;
@@ -49,26 +63,22 @@ static void on_run_scanned(void *arg, const struct wire_engine_scanned *scanned)
         to->digest = from->digest;
         snprintf(to->dir, sizeof(to->dir), "%s", from->dir);
     }
-    scan->root++;
-    scan_next(scan);
 }
 
-static void scan_next(struct scan *scan)
+static void on_run_scanned(void *arg, const struct wire_engine_scanned *scanned)
 {
-    struct run *run = run_find(scan->daemon, scan->run);
-    struct wire_engine_root root;
+    struct scan_root *one = arg;
+    struct scan *scan = one->scan;
 
-    if (run && run->leader && scan->root < run->job->root_count) {
-        engine_root_fill(run, scan->root, 0, &root);
-        engine_scan_root(scan->daemon, &root, on_run_scanned, scan);
-        return;
+    if (scanned && scanned->rc == 0) {
+        scan_add(scan, one->root, scanned);
+    } else if (!scanned || scanned->rc != -ENOENT) {
+        scan->rc = scanned ? scanned->rc : BL_EABORTED;
+        scan->failed |= 1u << one->root;
+        bl_log(BL_LOG_ERROR, "engine", "scan: %s", scanned ? scanned->text : "no answer");
     }
-    if (run && run->leader) {
-        core_leader_on_scan_done(run->leader, scan->rc, scan->found, scan->count, daemon_now_ms());
-        run_pump(run);
-    }
-    free(scan->found);
-    free(scan);
+    free(one);
+    scan_close(scan);
 }
 
 void engine_scan(struct run *run)
@@ -78,5 +88,16 @@ void engine_scan(struct run *run)
     BL_ASSERT(scan != NULL);
     scan->daemon = run->daemon;
     scan->run = run->id;
-    scan_next(scan);
+    scan->open = run->job->root_count + 1;
+    for (uint32_t r = 0; r < run->job->root_count; r++) {
+        struct scan_root *one = calloc(1, sizeof(*one));
+        struct wire_engine_root root;
+
+        BL_ASSERT(one != NULL);
+        one->scan = scan;
+        one->root = r;
+        engine_root_fill(run, r, 0, &root);
+        engine_scan_root(run->daemon, &root, on_run_scanned, one);
+    }
+    scan_close(scan);
 }

@@ -135,12 +135,15 @@ static void deadlines_fill(struct core_deadlines *ret, const struct bl_job_deadl
     ret->grace = bl_time_scaled_ms(job->grace);
 }
 
+_Static_assert(BL_JOB_ROOTS_MAX == WIRE_JOB_ROOTS, "as many roots in jobs as in messages");
+_Static_assert(BL_JOB_AUTO == CORE_EVERY_AUTO, "one word for what Belay chooses");
+
 int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t version,
                      int resume, struct bl_errmsg *msg)
 {
     struct daemon *daemon = run->daemon;
     const struct bl_job *job = run->job;
-    const char *roots[BL_JOB_ROOTS_MAX];
+    struct core_root roots[BL_JOB_ROOTS_MAX];
     struct core_leader_config config = {.run = run->id,
                                         .name = run->name,
                                         .head_epoch = daemon->head_epoch,
@@ -153,7 +156,6 @@ int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t
                                         .steps = job->train.steps,
                                         .root_count = job->root_count,
                                         .roots = roots,
-                                        .save_every = job->root_count ? job->roots[0].every : 0,
                                         .job_json = run->job_json,
                                         .record = record,
                                         .record_version = version,
@@ -161,7 +163,7 @@ int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t
     static char names[DAEMON_PEERS_MAX + 1][WIRE_NODE_MAX];
 
     for (uint32_t i = 0; i < job->root_count; i++) {
-        roots[i] = job->roots[i].path;
+        roots[i] = (struct core_root){job->roots[i].path, job->roots[i].every};
     }
     deadlines_fill(&config.deadlines, &job->deadlines);
     run->leader = core_leader_new(&config, daemon_now_ms());
@@ -169,6 +171,7 @@ int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t
         return bl_err_code(msg, -ENOMEM, "leader");
     }
     run->record_version = version;
+    engine_roots_tell(run);
     uint32_t count = control_nodes(daemon, names, DAEMON_PEERS_MAX + 1);
 
     for (uint32_t i = 0; i < count; i++) {

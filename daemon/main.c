@@ -197,7 +197,6 @@ static int daemon_start(struct daemon *daemon, struct bl_errmsg *msg)
     rc = rc ? rc : socket_dir_make(daemon->config.socket, msg);
     rc = rc ? rc : unix_server_open(daemon, msg);
     rc = rc ? rc : ports_publish(daemon, msg);
-    rc = rc ? rc : engine_open(daemon, msg);
     rc = rc ? rc : replica_open(daemon, msg);
     if (rc != 0) {
         return rc;

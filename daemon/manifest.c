@@ -34,7 +34,7 @@ char *manifest_json(const struct run *run, const struct core_commit *commit)
         bl_json_new_hex64(run->id), "generation", (json_int_t)commit->generation, "line",
         (json_int_t)commit->line, "step", (json_int_t)commit->step, "function",
         bl_json_new_hex64(commit->function_id), "samples", (json_int_t)samples, "seed", seed,
-        "lanes", (int)job->lanes, "codec", "none", "layout", "world", (int)commit->world, "dp",
+        "lanes", (int)job->lanes, "codec", job->codec, "layout", "world", (int)commit->world, "dp",
         (int)(commit->world / (cut ? cut : 1)), "tp", (int)job->tp, "pp", (int)job->pp, "zero",
         (int)job->zero, "metrics", "loss", isfinite(loss) ? json_real(loss) : json_null(), "tokens",
         (json_int_t)(samples * job->train.seq_len), "state_digest", digest, "job",

@@ -327,6 +327,11 @@ static void on_root_scanned(void *arg, const struct wire_engine_scanned *scanned
     const char *path = submit->job->roots[submit->root].path;
     char text[WIRE_REASON_MAX + 1200];
 
+    if (!scanned && submit->has_record) { /* the leader waits for it, or does without */
+        submit->root++;
+        scan_next(submit);
+        return;
+    }
     if (!scanned) {
         snprintf(text, sizeof(text), "%s could not be looked at: the checkpoint engine failed",
                  path);
@@ -390,6 +395,13 @@ static void record_seed(struct submit *submit, const struct wire_engine_scanned 
     record->function_id = scanned->checkpoints[0].function_id;
     snprintf(record->committed_dir, sizeof(record->committed_dir), "%s",
              scanned->checkpoints[0].dir);
+    record->root_count = 1;
+    record->roots[0] =
+        (struct wire_record_root){.path = bl_xxh3(submit->recover, strlen(submit->recover)),
+                                  .committed_step = record->committed_step,
+                                  .committed_generation = record->committed_generation,
+                                  .committed_digest = record->committed_digest};
+    memcpy(record->roots[0].committed_dir, record->committed_dir, sizeof(record->committed_dir));
     snprintf(record->name, sizeof(record->name), "%s", submit->job->name);
     record->job_json = strdup(submit->job_json);
     for (uint32_t i = 0; i < scanned->checkpoint_count; i++) {

@@ -56,9 +56,10 @@ void tools_wait_look(struct tools *tools)
             wait_ended(tools, i - 1, status_ended(tools->daemon, waiting->run));
         } else if (waiting->verb == WIRE_VERB_SAVE && run->leader) {
             core_leader_status(run->leader, &status, daemon_now_ms());
-            if (status.saves_committed > waiting->committed) {
+            if (status.saves_committed > waiting->committed && !status.save_asked) {
                 wait_answer(tools, i - 1, 0, "", "committed", status.disk_step);
-            } else if (status.saves_failed > waiting->failed) {
+            } else if (status.saves_failed > waiting->failed && status.save_count == 0 &&
+                       status.save_asked) {
                 wait_answer(tools, i - 1, -EIO, "the save failed: belay events says why",
                             "committed", 0);
             }

@@ -58,6 +58,12 @@ static const struct codec_field fields_copy[] = {
 };
 static CODEC_TABLE(copy, wire_copy, plan_copy, NULL);
 
+static const struct codec_field fields_place[] = {
+    F_STR(wire_place, root),
+    F_STR(wire_place, dir),
+};
+static CODEC_TABLE(place, wire_place, place, NULL);
+
 static const struct codec_field fields_plan[] = {
     F_U64(wire_plan, generation),
     F_U64(wire_plan, line),
@@ -71,6 +77,8 @@ static const struct codec_field fields_plan[] = {
     F_WORDS(wire_plan, digest),
     F_WORDS(wire_plan, comm_key),
     F_U64(wire_plan, save_every),
+    F_U32(wire_plan, slots),
+    F_MSGS_IN(wire_plan, places, place_count, WIRE_JOB_ROOTS - 1, &codec_place),
 };
 static CODEC_TABLE(plan, wire_plan, plan, NULL);
 
@@ -136,6 +144,9 @@ static const struct codec_field fields_rank_directive[] = {
     F_U32(wire_rank_directive, refused),
     F_STR(wire_rank_directive, text),
     F_U64(wire_rank_directive, node_incarnation),
+    F_U64(wire_rank_directive, saves_through),
+    F_WORDS(wire_rank_directive, saves_kept),
+    F_WORDS(wire_rank_directive, every),
 };
 static int rank_directive_check(const void *message, struct bl_errmsg *msg)
 {
@@ -186,6 +197,7 @@ static const struct codec_field fields_save[] = {
     F_U32(wire_save, root),       F_ENUM(wire_save, state, WIRE_SAVE_CANCELLED),
     F_STR(wire_save, dir),        F_TEXT(wire_save, part_json, WIRE_JSON_MAX),
     F_STR(wire_save, text),       F_U64S(wire_save, arenas, arena_count, WIRE_ARENAS_MAX),
+    F_U64(wire_save, bytes),      F_U64(wire_save, elapsed_ms),
 };
 static CODEC_TABLE(save, wire_save, save, NULL);
 
@@ -234,6 +246,9 @@ static const struct codec_field fields_directive[] = {
     F_TEXT(wire_directive, job_json, WIRE_JSON_MAX),
     F_U64(wire_directive, node_incarnation),
     F_U64(wire_directive, report_sequence),
+    F_U64(wire_directive, saves_through),
+    F_WORDS(wire_directive, saves_kept),
+    F_WORDS(wire_directive, every),
 };
 CODEC_TABLE(directive, wire_directive, directive, NULL);
 
@@ -244,6 +259,18 @@ static const struct codec_field fields_line_end[] = {
     F_U64(wire_line_end, step),
 };
 CODEC_TABLE(line_end, wire_line_end, line_end, NULL);
+
+static const struct codec_field fields_record_root[] = {
+    F_U64(wire_record_root, path),
+    F_U64(wire_record_root, committing_attempt),
+    F_U64(wire_record_root, committing_step),
+    F_U64(wire_record_root, committed_step),
+    F_U64(wire_record_root, committed_generation),
+    F_U64(wire_record_root, committed_digest),
+    F_STR(wire_record_root, committed_dir),
+    F_U64(wire_record_root, every),
+};
+static CODEC_TABLE(record_root, wire_record_root, record_root, NULL);
 
 static const struct codec_field fields_record[] = {
     F_U64(wire_record, run),
@@ -270,5 +297,6 @@ static const struct codec_field fields_record[] = {
     F_U64(wire_record, end_step),
     F_U32(wire_record, end_digest_known),
     F_WORDS(wire_record, end_digest),
+    F_MSGS_IN(wire_record, roots, root_count, WIRE_JOB_ROOTS, &codec_record_root),
 };
 CODEC_TABLE(record, wire_record, record, NULL);

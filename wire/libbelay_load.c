@@ -125,6 +125,9 @@ static int arena_ready(struct belay *b, struct bl_errmsg *msg)
         session_tell(b, &b->arena);
         return 0;
     }
+    if (b->plan.slots > b->slot_count && b->plan.slots <= WIRE_SLOTS_MAX) {
+        b->slot_count = b->plan.slots; /* one for each root's save */
+    }
     struct wire_arena_make make = {
         .slot_count = b->slot_count,
         .state_bytes = wire_arena_state_bytes(&b->wanted),

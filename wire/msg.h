@@ -31,6 +31,7 @@
 #define WIRE_RANKS_MAX    16384 /* of a job */
 #define WIRE_SLOTS_MAX    8     /* of an arena */
 #define WIRE_SAVES_MAX    8     /* attempts that a message names */
+#define WIRE_JOB_ROOTS    4     /* roots of a job */
 
 /* Former incarnations of a partner, newest first: what they said is dropped, however late. */
 #define WIRE_FORMER_MAX 8
@@ -74,6 +75,11 @@ struct wire_copy { /* a sealed slot with (line, step) of the plan, a source for 
     char bulk_addr[WIRE_ADDR_MAX]; /* of that node's bulk port */
 };
 
+struct wire_place { /* a checkpoint below a root */
+    char root[WIRE_ROOT_MAX];
+    char dir[WIRE_DIR_MAX];
+};
+
 struct wire_plan {
     uint64_t generation;
     uint64_t line;
@@ -88,7 +94,12 @@ struct wire_plan {
     uint32_t digest_known;
     struct bl_state_digest digest; /* of the whole state at s*, where known */
     uint64_t comm_key[2];
-    uint64_t save_every; /* steps; 0 none */
+    uint64_t
+        save_every; /* steps, of root 0; 0 none. A directive's `every` counts where it is given */
+    uint32_t slots; /* of an arena: two that rotate and one for each root; 0: as the rank likes */
+    uint32_t place_count;
+    struct wire_place
+        places[WIRE_JOB_ROOTS - 1]; /* further checkpoints of s* with the same state */
 };
 
 void wire_plan_close(struct wire_plan *plan); /* frees the arrays; NULL is fine */
@@ -163,6 +174,9 @@ struct wire_rank_directive { /* daemon -> rank */
     uint32_t leave;         /* belay_leave may return */
     uint32_t refused;       /* never to be a member: text says why */
     char text[WIRE_TEXT_MAX];
+    uint64_t saves_through; /* which saves there are of steps up to this one is decided: */
+    uint64_t saves_kept[WIRE_SAVES_MAX]; /* pins of these stay, of all others go; 0 none */
+    uint64_t every[WIRE_JOB_ROOTS]; /* steps between saves, of each root; all 0: as the plan says */
 };
 
 void wire_rank_directive_close(struct wire_rank_directive *directive);
@@ -220,7 +234,9 @@ struct wire_save {    /* one attempt */
     char *part_json;        /* owned, may be NULL; opaque to the machines */
     char text[WIRE_TEXT_MAX];
     uint32_t arena_count;
-    uint64_t *arenas; /* owned; WRITE: whose slots of `step` are the parts, over all nodes */
+    uint64_t *arenas;    /* owned; WRITE: whose slots of `step` are the parts, over all nodes */
+    uint64_t bytes;      /* WRITTEN: that this part takes on disk */
+    uint64_t elapsed_ms; /* WRITTEN: that the engine took */
 };
 
 struct wire_report { /* member -> leader */
@@ -275,6 +291,7 @@ struct wire_directive { /* leader -> member */
     uint64_t *refused; /* owned; incarnations that may never be members (numeric probe) */
     char text[WIRE_TEXT_MAX];
     char *job_json; /* owned; the frozen job */
+    uint64_t saves_through, saves_kept[WIRE_SAVES_MAX], every[WIRE_JOB_ROOTS]; /* for the ranks */
 };
 
 void wire_directive_close(struct wire_directive *directive);
@@ -286,6 +303,15 @@ BL_MUST_CHECK int wire_directive_copy(struct wire_directive *ret,
 struct wire_line_end { /* plan `generation` resumed at `step`: older generations' later copies are
                           void */
     uint64_t generation, step;
+};
+
+struct wire_record_root {                         /* one root of the job; found again by its path */
+    uint64_t path;                                /* XXH3 of it */
+    uint64_t committing_attempt, committing_step; /* a commit under way; 0 none */
+    uint64_t committed_step;                      /* its newest checkpoint; UINT64_MAX none */
+    uint64_t committed_generation, committed_digest;
+    char committed_dir[WIRE_DIR_MAX];
+    uint64_t every; /* steps between saves where the leader chooses them; 0 not yet */
 };
 
 struct wire_record {
@@ -301,6 +327,8 @@ struct wire_record {
     struct wire_line_end *line_ends; /* owned; oldest first, steps strictly increasing */
     uint64_t function_id, probe;     /* of the first generation; 0 not yet known */
     uint64_t state_elems;            /* elements of the whole state, all tensors; 0 not yet known */
+    /* Over all roots; a record of before there were several has only these, and they are root 0's.
+     */
     uint64_t committing_attempt, committing_step; /* a commit under way */
     uint64_t committed_step;                      /* newest committed checkpoint; UINT64_MAX none */
     uint64_t committed_generation;
@@ -311,6 +339,8 @@ struct wire_record {
     uint64_t end_step;         /* with DONE: the step that the run ended at */
     uint32_t end_digest_known;
     struct bl_state_digest end_digest; /* of the whole state at end_step */
+    uint32_t root_count;
+    struct wire_record_root roots[WIRE_JOB_ROOTS];
 };
 
 void wire_record_close(struct wire_record *record);

@@ -154,6 +154,21 @@ static int directive_is_stale(const struct wire_session *s, const struct wire_ra
            (d->generation == s->called_generation && d->phase < s->called_phase);
 }
 
+/* Which saves are under way, and how often there are some. Pins that are not needed any more go. */
+static void directive_saves(struct wire_session *s, const struct wire_rank_directive *d)
+{
+    memcpy(s->every, d->every, sizeof(s->every));
+    if (d->unpin_through == s->unpin_through && d->saves_through == s->saves_through &&
+        memcmp(d->saves_kept, s->saves_kept, sizeof(s->saves_kept)) == 0) {
+        return;
+    }
+    s->unpin_through = d->unpin_through; /* the newest word counts: a plan may have gone back */
+    s->saves_through = d->saves_through;
+    memcpy(s->saves_kept, d->saves_kept, sizeof(s->saves_kept));
+    session_slots_unpin(s);
+    session_vote_again(s, s->now_ms);
+}
+
 static void directive_end(struct wire_session *s, const struct wire_rank_directive *d)
 {
     if (d->refused && !s->refused) {
@@ -192,11 +207,7 @@ void wire_session_on_directive(struct wire_session *s, const struct wire_rank_di
     s->called_phase = d->phase;
     s->request_id = d->request_id;
     s->request_flags = d->request_flags;
-    if (d->unpin_through > s->unpin_through) {
-        s->unpin_through = d->unpin_through;
-        session_slots_unpin(s);
-        session_vote_again(s, now_ms);
-    }
+    directive_saves(s, d);
     if (d->phase == WIRE_PHASE_PLANNED && d->has_plan && s->state == WIRE_RANK_PARKED &&
         s->ack_generation == d->generation && d->plan.generation == d->generation &&
         d->rank < d->plan.world) {

@@ -27,17 +27,19 @@
 
 /* Rules that the simulator switches off, one at a time, to see its own checks fail. */
 enum wire_rule {
-    WIRE_RULE_VOTE_NEEDS_SEAL = 1u << 0,         /* 3 */
-    WIRE_RULE_APPLY_NEEDS_VOTE = 1u << 1,        /* 3 */
-    WIRE_RULE_KEEP_PINNED = 1u << 2,             /* 4 */
-    WIRE_RULE_PUBLISH_LAST = 1u << 3,            /* 5 */
-    WIRE_RULE_CAS_FIRST = 1u << 4,               /* 6 (leader) */
-    WIRE_RULE_FENCE = 1u << 5,                   /* 7 (leader) */
-    WIRE_RULE_PARK_WAITS_SEAL = 1u << 6,         /* 8 */
-    WIRE_RULE_KEEP_SOURCES = 1u << 7,            /* 8 */
-    WIRE_RULE_GENERATION_STAMP = 1u << 8,        /* 6: messages of other generations are dropped */
-    WIRE_RULE_LINE_END = 1u << 9,                /* words: admissible copies only (leader) */
-    WIRE_RULE_COMMIT_NEEDS_GENERATION = 1u << 10 /* 7 (leader) */
+    WIRE_RULE_VOTE_NEEDS_SEAL = 1u << 0,          /* 3 */
+    WIRE_RULE_APPLY_NEEDS_VOTE = 1u << 1,         /* 3 */
+    WIRE_RULE_KEEP_PINNED = 1u << 2,              /* 4 */
+    WIRE_RULE_PUBLISH_LAST = 1u << 3,             /* 5 */
+    WIRE_RULE_CAS_FIRST = 1u << 4,                /* 6 (leader) */
+    WIRE_RULE_FENCE = 1u << 5,                    /* 7 (leader) */
+    WIRE_RULE_PARK_WAITS_SEAL = 1u << 6,          /* 8 */
+    WIRE_RULE_KEEP_SOURCES = 1u << 7,             /* 8 */
+    WIRE_RULE_GENERATION_STAMP = 1u << 8,         /* 6: messages of other generations are dropped */
+    WIRE_RULE_LINE_END = 1u << 9,                 /* words: admissible copies only (leader) */
+    WIRE_RULE_COMMIT_NEEDS_GENERATION = 1u << 10, /* 7 (leader) */
+    WIRE_RULE_KEEP_SAVED =
+        1u << 11 /* 4: a pin stays until all saves of its step are over (leader) */
 };
 
 enum wire_session_effect_kind {

@@ -3,8 +3,8 @@
  * Slots of a rank: which one the next step goes to, what stays.
  *
  * A slot may be taken when it is free, void or old: not the newest state (the step that is applied
- * upon), not pinned, not a source of the plan. With three slots and at most one pinned there is
- * always one.
+ * upon), not pinned, not a source of the plan. There is one slot for each root's save beside the
+ * two that rotate, so that with a save under way on every root there still is one.
  */
 #include "wire/session_state.h"
 
@@ -24,12 +24,24 @@ void wire_session_arena_set(struct wire_session *s, uint64_t arena, struct wire_
     s->report_due = 1;
 }
 
+static int slot_is_kept(const struct wire_session *s, uint64_t step)
+{
+    for (uint32_t i = 0; i < WIRE_SAVES_MAX; i++) {
+        if (step && s->saves_kept[i] == step) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 void session_slots_unpin(struct wire_session *s)
 {
     for (uint32_t i = 0; i < s->slot_count; i++) {
         struct wire_slot_info info;
         wire_slot_read(&s->slots[i], &info);
-        if (info.pinned && info.state == WIRE_SLOT_SEALED && info.step <= s->unpin_through) {
+        int is_over = info.step <= s->unpin_through ||
+                      (info.step <= s->saves_through && !slot_is_kept(s, info.step));
+        if (info.pinned && info.state == WIRE_SLOT_SEALED && is_over) {
             wire_slot_pin(&s->slots[i], 0);
         }
     }

@@ -33,6 +33,7 @@ struct wire_session {
     uint64_t request_id;
     uint32_t request_flags;
     uint64_t unpin_through;
+    uint64_t saves_through, saves_kept[WIRE_SAVES_MAX], every[WIRE_JOB_ROOTS];
     uint32_t leave_said, stop_said, refused;
     char text[WIRE_TEXT_MAX];
 
@@ -82,7 +83,7 @@ void session_effect_purge(struct wire_session *s);
 void session_vote_reset(struct wire_session *s);
 /* Repeats the pending vote when it is due; when to look again. */
 uint64_t session_vote_tick(struct wire_session *s, uint64_t now_ms);
-/* Unpins what `unpin_through` says. */
+/* Unpins what the daemon's word says: saves that are over, or that there are not. */
 void session_slots_unpin(struct wire_session *s);
 /* Pinned slots of steps behind the plan's are void: their step will be done again. */
 void session_slots_void(struct wire_session *s);

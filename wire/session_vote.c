@@ -125,6 +125,20 @@ static void vote_advance(struct wire_session *s, uint64_t now_ms)
     }
 }
 
+/* Does any root want a save of this step? Ranks may have heard of other intervals for a while: the
+ * result is the OR of what all say, so that all pin the same steps. */
+static int vote_is_due(const struct wire_session *s, uint64_t step)
+{
+    uint64_t given = 0;
+    for (uint32_t i = 0; i < WIRE_JOB_ROOTS; i++) {
+        given |= s->every[i];
+        if (s->every[i] && step % s->every[i] == 0) {
+            return 1;
+        }
+    }
+    return !given && s->plan.save_every && step % s->plan.save_every == 0;
+}
+
 int wire_session_vote(struct wire_session *s, uint64_t step, uint32_t flags, uint64_t now_ms)
 {
     struct session_vote *v = &s->vote;
@@ -141,7 +155,7 @@ int wire_session_vote(struct wire_session *s, uint64_t step, uint32_t flags, uin
     if (session_has_rule(s, WIRE_RULE_VOTE_NEEDS_SEAL) && s->applied_step != step - 1) {
         return -EAGAIN;
     }
-    if (s->plan.save_every && step % s->plan.save_every == 0) {
+    if (vote_is_due(s, step)) {
         flags |= BELAY_VOTE_SAVE;
     }
     if (s->rank == 0 && s->request_id && s->request_id != s->request_done) {

@@ -75,11 +75,22 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
       "an older state is used", "check the node's memory")                                         \
     X(DIGEST_DIFFERS, 146, CORE_ALARM, "the loaded state's digest differs from the plan's",        \
       "a new generation is opened", "check memory and disks")                                      \
+    X(SAVE_VERIFIED, 147, CORE_INFO, "a checkpoint was read back whole and is right",              \
+      "older ones may go by the root's rules", "nothing")                                          \
+    X(VERIFY_FAILED, 148, CORE_ALARM, "a committed checkpoint is damaged, or cannot be read back", \
+      "a damaged one is not loaded and keeps no older one from being kept",                        \
+      "ckpt-tool verify names what is damaged; see to the disk")                                   \
+    X(SAVE_INTERVAL, 149, CORE_INFO, "the interval between saves was chosen anew",                 \
+      "saves follow it from the next multiple on", "nothing")                                      \
     X(STORE_FAILED, 150, CORE_ALARM, "the store does not take a change",                           \
       "nothing is decided until it does; ranks train on", "see to the head's disk")                \
     X(DEPOSED, 151, CORE_ALARM, "another leader has taken over", "this one steps back", "nothing") \
     X(SCAN_FAILED, 152, CORE_ALARM, "a root could not be scanned", "tried again",                  \
       "see to the storage")                                                                        \
+    X(ROOT_STUCK, 153, CORE_ALARM, "a root does not answer any more",                              \
+      "its saves are given up, the other roots go on; it is tried again, ever more rarely",        \
+      "see to the disk, the mount or the server behind it")                                        \
+    X(ROOT_BACK, 154, CORE_NOTICE, "a root answers again", "saves go to it again", "nothing")      \
     X(FINISHED, 160, CORE_NOTICE, "the run is finished", "ranks leave", "nothing")                 \
     X(STOPPED, 161, CORE_NOTICE, "the run is stopped and can be resumed", "ranks leave",           \
       "belay run resumes it")                                                                      \

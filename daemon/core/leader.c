@@ -42,13 +42,8 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
     l->config.record = NULL;
     l->name = text_copy(config->name);
     l->job_json = text_copy(config->job_json);
-    l->roots = core_alloc(config->root_count, sizeof(*l->roots));
-    for (uint32_t i = 0; i < config->root_count; i++) {
-        l->roots[i] = text_copy(config->roots[i]);
-    }
     l->config.name = l->name;
     l->config.job_json = l->job_json;
-    l->config.roots = (const char *const *)l->roots;
     l->random = bl_mix64(config->seed ^ bl_mix64(config->incarnation));
     l->now_ms = now_ms;
     l->start_ms = now_ms;
@@ -73,6 +68,7 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         l->record.committed_step = UINT64_MAX;
         snprintf(l->record.name, sizeof(l->record.name), "%s", l->name);
     }
+    leader_roots_init(l, config);
     leader_event(l, CORE_EVENT_RUN_STARTED);
     leader_stir(l);
     return l;
@@ -83,10 +79,7 @@ void core_leader_free(struct core_leader *l)
     if (!l) {
         return;
     }
-    for (uint32_t i = 0; i < l->config.root_count; i++) {
-        free(l->roots[i]);
-    }
-    free(l->roots);
+    leader_roots_close(l);
     free(l->name);
     free(l->job_json);
     leader_saves_close(l);
@@ -156,32 +149,6 @@ static void leader_scan_step(struct core_leader *l)
     }
 }
 
-void core_leader_on_scan_done(struct core_leader *l, int rc, const struct core_checkpoint *found,
-                              uint32_t count, uint64_t now_ms)
-{
-    l->now_ms = now_ms;
-    if (!l->scan_pending) {
-        return;
-    }
-    l->scan_pending = 0;
-    if (rc < 0) {
-        leader_event(l, CORE_EVENT_SCAN_FAILED)->exit_code = rc;
-        l->scan_wanted = 1;
-        l->scan_retry_ms = now_ms + LEADER_STORE_RETRY_MS;
-        leader_stir(l);
-        return;
-    }
-    count = count < LEADER_CHECKPOINTS ? count : LEADER_CHECKPOINTS;
-    free(l->checkpoints);
-    l->checkpoints = core_alloc(count, sizeof(*l->checkpoints));
-    if (count) {
-        memcpy(l->checkpoints, found, count * sizeof(*found));
-    }
-    l->checkpoint_count = count;
-    l->scan_done = 1;
-    leader_stir(l);
-}
-
 /* ---- the step ---- */
 
 static uint32_t nodes_connected(const struct core_leader *l)
@@ -204,8 +171,10 @@ static void leader_start_step(struct core_leader *l)
         leader_end_send(l, WIRE_VERDICT_STOPPED, "stopped before it began");
         return;
     }
-    if (!l->scan_done) {
+    struct leader_pick none = {0};
+    if (!l->scan_done || leader_scan_lacks(l, &none) >= 0) {
         leader_wait_set(l, CORE_WAIT_SCAN, "the first scan of the roots");
+        leader_scan_want(l);
         return;
     }
     if (connected < wanted) {
@@ -301,6 +270,7 @@ int core_leader_on_request(struct core_leader *l, enum core_request request, uin
     switch (request) {
     case CORE_REQUEST_SAVE:
         l->save_asked = 1;
+        l->save_asked_done = 0;
         l->save_asked_step = l->step;
         break;
     case CORE_REQUEST_STOP:

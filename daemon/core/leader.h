@@ -38,6 +38,14 @@ struct core_deadlines {  /* ms, already scaled */
     uint64_t grace;      /* park and leave before a kill */
 };
 
+#define CORE_EVERY_AUTO UINT64_MAX
+
+struct core_root {    /* where checkpoints go; earlier ones are nearer and preferred for loading */
+    const char *path; /* copied */
+    uint64_t every;   /* steps between saves; 0: by request and at the end; CORE_EVERY_AUTO: as
+                         measured costs and failures say (core/interval.h) */
+};
+
 struct core_leader_config {
     uint64_t run;
     const char *name; /* of the job; copied */
@@ -47,9 +55,8 @@ struct core_leader_config {
     uint32_t ranks, lanes, nodes_min;
     uint64_t steps; /* of the job: at this step it is finished; 0 no end */
     struct core_deadlines deadlines;
-    uint32_t root_count;
-    const char *const *roots;         /* paths, copied; saves go to root 0, scans look in all */
-    uint64_t save_every;              /* steps, of root 0; 0 only by request and at the end */
+    uint32_t root_count;              /* at most WIRE_JOB_ROOTS */
+    const struct core_root *roots;    /* copied */
     uint32_t recoveries_per_hour;     /* above: HOLD; 0 no brake */
     const char *job_json;             /* frozen; copied */
     const struct wire_record *record; /* from the store, NULL for none; copied */
@@ -78,7 +85,7 @@ enum core_leader_effect_kind {
                               answer on_store_done. One at a time. */
     CORE_LEADER_SCAN,      /* list checkpoints of all roots; answer on_scan_done */
     CORE_LEADER_COMMIT,    /* core_leader_commit(attempt): manifest and rename; on_commit_done */
-    CORE_LEADER_RETAIN,    /* a commit stands: old checkpoints may go by the job's `keep` */
+    CORE_LEADER_RETAIN,    /* a commit stands: old checkpoints may go by the root's rules */
     CORE_LEADER_EVENT,     /* `event` */
     CORE_LEADER_FINISHED,  /* DONE is stored and all processes are gone or late: `verdict` */
     CORE_LEADER_DEPOSED    /* somebody else leads: free this leader, be a member only */
@@ -107,6 +114,8 @@ struct core_commit { /* what COMMIT writes */
     uint32_t world; /* ranks at the step */
     uint32_t part_count;
     struct core_commit_part *parts; /* owned by the caller after the call: free() */
+    uint32_t line_end_count;
+    const struct wire_line_end *line_ends; /* of the run: view */
 };
 
 enum core_request {
@@ -134,8 +143,19 @@ void core_leader_on_node_down(struct core_leader *leader, const char *node, uint
  * itself); other errors: not stored, it will try again. `version` of the stored value. */
 void core_leader_on_store_done(struct core_leader *leader, uint64_t op, int rc, uint64_t version,
                                uint64_t now_ms);
-void core_leader_on_scan_done(struct core_leader *leader, int rc,
+/* rc < 0: the roots of `failed` (bits; 0: all) could not be looked at; what the others have is in
+ * `found` all the same. */
+void core_leader_on_scan_done(struct core_leader *leader, int rc, uint32_t failed,
                               const struct core_checkpoint *found, uint32_t count, uint64_t now_ms);
+/* A checkpoint was read back whole: rc 0; BL_EDIGEST or BL_EFORMAT: it is damaged and is not loaded
+ * any more; others: it could not be looked at. */
+void core_leader_on_verified(struct core_leader *leader, uint32_t root, uint64_t step,
+                             const char *dir, int rc, const char *text, uint64_t elapsed_ms,
+                             uint64_t now_ms);
+/* The head's engine for this root does not answer any more, or does again. While it is stuck no
+ * save goes there and nobody waits for it. */
+void core_leader_on_root(struct core_leader *leader, uint32_t root, int is_stuck, const char *text,
+                         uint64_t now_ms);
 void core_leader_on_commit_done(struct core_leader *leader, uint64_t attempt, int rc,
                                 const char *text, uint64_t manifest_digest, uint64_t now_ms);
 /* Repeating a request is harmless. -EALREADY when the run is over. */
@@ -205,9 +225,32 @@ struct core_status_node {
     uint32_t ranks_max, proc_count, proc_first; /* in procs[] */
 };
 
+enum core_save_state {                       /* of a save under way */
+                       CORE_SAVE_STAGED = 0, /* its slots are pinned, parts are being written */
+                       CORE_SAVE_WRITTEN = 1 /* all parts are durable, the commit is under way */
+};
+
 struct core_status_save {
     uint64_t attempt, step, age_ms;
+    uint32_t root;
+    enum core_save_state state;
     uint32_t nodes, written; /* parts wanted and durable */
+};
+
+struct core_status_root {
+    char path[WIRE_ROOT_MAX];
+    uint64_t every; /* steps between saves in force; 0: by request and at the end */
+    uint32_t is_auto, stuck;
+    uint64_t committed_step; /* UINT64_MAX none */
+    char dir[WIRE_DIR_MAX];  /* of it */
+    uint32_t replicated;     /* another root has the same step */
+    uint64_t verified_step;  /* newest that was read back; UINT64_MAX none */
+    uint64_t
+        verify_failed_step; /* newest found damaged, or that could not be read; UINT64_MAX none */
+    uint64_t committed, failed, skipped;          /* saves, since this leader began */
+    uint64_t last_ms, last_bytes, last_raw_bytes; /* of the newest commit; 0 none yet */
+    uint64_t stall_ms;  /* training time that one save costs, as measured */
+    uint32_t inflation; /* step time while saves are written / without, in 1/1000; 0 unknown */
 };
 
 struct core_status {
@@ -231,6 +274,8 @@ struct core_status {
     struct bl_state_digest digest;
     uint32_t save_count;
     struct core_status_save saves[WIRE_SAVES_MAX];
+    uint32_t root_count;
+    struct core_status_root roots[WIRE_JOB_ROOTS];
     uint32_t node_count, proc_count;
     struct core_status_node *nodes; /* owned */
     struct core_status_proc *procs; /* owned */

@@ -22,14 +22,12 @@ static int arena_is_present(const struct core_leader *l, const struct wire_arena
            (p->report.arena == arena->arena || !is_member || p->report.arena == 0);
 }
 
-/* Does it hold a pinned slot of a save that is not over? */
+/* Does it hold a pinned slot of a step that is not decided? */
 static int arena_is_pinned(const struct core_leader *l, const struct wire_arena_info *arena)
 {
-    uint64_t committed = l->record.committed_step;
     for (uint32_t k = 0; k < arena->slot_count; k++) {
         const struct wire_slot_info *slot = &arena->slots[k];
-        if (slot->state == WIRE_SLOT_SEALED && slot->pinned && slot->step > l->unpin_through &&
-            (committed == UINT64_MAX || slot->step > committed) &&
+        if (slot->state == WIRE_SLOT_SEALED && slot->pinned && slot->step > l->saves_through &&
             leader_copy_is_admissible(&l->record, slot->generation, slot->step)) {
             return 1;
         }
@@ -170,7 +168,7 @@ void core_leader_directive(struct core_leader *l, const char *name, struct wire_
         ret->request_id = l->request_id;
         ret->request_flags = l->request_flags;
     }
-    ret->unpin_through = l->unpin_through;
+    leader_saves_tell(l, ret);
     ret->leave = said->phase == WIRE_PHASE_DONE;
     directive_orders(l, index, ret);
     directive_saves(l, index, ret);

@@ -389,6 +389,14 @@ static void open_plan(struct core_leader *l, uint64_t function_id)
         leader_pick_close(&pick);
         return;
     }
+    int lacks = l->scan_done && !pick.from_memory ? leader_scan_lacks(l, &pick) : -1;
+    if (lacks >= 0) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
+                        l->roots[lacks].path);
+        leader_scan_want(l);
+        leader_pick_close(&pick);
+        return;
+    }
     if (leader_saves_committing(l) > pick.step) {
         leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
         leader_pick_close(&pick);
@@ -511,7 +519,13 @@ void leader_change_done(struct core_leader *l)
         l->planned = 1;
         l->times.planned_ms = l->now_ms - l->times.cause_ms;
         leader_plan_seat(l);
+        /* Steps are done again from here on, and are to be decided again. */
+        l->saves_through =
+            l->saves_through < l->record.plan.step ? l->saves_through : l->record.plan.step;
         leader_saves_void(l, l->record.plan.step);
+        if (l->record.plan.disk_dir[0] && l->record.plan.copy_count == 0) {
+            leader_interval_failure(l);
+        }
         struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_PLANNED);
         e->step = l->record.plan.step;
         e->count = l->record.plan.world;

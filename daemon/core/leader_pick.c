@@ -285,12 +285,22 @@ static int checkpoint_is_usable(const struct core_leader *l, const struct core_c
         (l->record.function_id && c->function_id && c->function_id != l->record.function_id)) {
         return 0;
     }
-    for (uint32_t i = 0; i < l->bad_dir_count; i++) {
-        if (strcmp(l->bad_dirs[i], c->dir) == 0) {
-            return 0;
+    return !leader_is_bad(l, c->root, c->dir);
+}
+
+/* The same state on other roots, for what cannot be read in the first. */
+static void pick_others(const struct core_leader *l, struct leader_pick *ret)
+{
+    const struct core_checkpoint *first = ret->checkpoint;
+
+    for (uint32_t i = 0; first && first->digest_known && i < l->checkpoint_count; i++) {
+        const struct core_checkpoint *c = &l->checkpoints[i];
+        if (c != first && c->root != first->root && c->step == first->step && c->digest_known &&
+            checkpoint_is_usable(l, c) && bl_state_digest_equal(&c->digest, &first->digest) &&
+            ret->other_count < WIRE_JOB_ROOTS - 1) {
+            ret->others[ret->other_count++] = c;
         }
     }
-    return 1;
 }
 
 void leader_pick_newest(const struct core_leader *l, struct leader_pick *ret)
@@ -322,6 +332,7 @@ void leader_pick_newest(const struct core_leader *l, struct leader_pick *ret)
             ret->digest = c->digest;
         }
     }
+    pick_others(l, ret);
 }
 
 void leader_pick_close(struct leader_pick *pick)

@@ -117,8 +117,14 @@ static void plan_source(const struct core_leader *l, const struct leader_pick *p
         memcpy(plan->copies, pick->copies, pick->copy_count * sizeof(*plan->copies));
     }
     if (pick->checkpoint && pick->checkpoint->root < l->config.root_count) {
-        snprintf(plan->disk_root, sizeof(plan->disk_root), "%s", l->roots[pick->checkpoint->root]);
+        snprintf(plan->disk_root, sizeof(plan->disk_root), "%s",
+                 l->roots[pick->checkpoint->root].path);
         memcpy(plan->disk_dir, pick->checkpoint->dir, sizeof(plan->disk_dir));
+        for (uint32_t i = 0; i < pick->other_count; i++) {
+            struct wire_place *place = &plan->places[plan->place_count++];
+            snprintf(place->root, sizeof(place->root), "%s", l->roots[pick->others[i]->root].path);
+            memcpy(place->dir, pick->others[i]->dir, sizeof(place->dir));
+        }
     }
     plan->digest_known = (uint32_t)pick->digest_known;
     plan->digest = pick->digest;
@@ -154,7 +160,8 @@ void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int
     struct wire_plan plan = {.generation = next->generation,
                              .line = next->line,
                              .fresh = fresh ? 1 : 0,
-                             .save_every = l->config.save_every};
+                             .save_every = l->config.root_count ? l->roots[0].interval : 0,
+                             .slots = 2 + (l->config.root_count ? l->config.root_count : 1)};
     plan_members(l, seats, count, &plan);
     if (!fresh) {
         plan_source(l, pick, &plan);
@@ -170,6 +177,7 @@ void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int
     next->function_id = seats[0].proc->report.function_id;
     next->probe = seats[0].proc->report.probe;
     plan_line_end(next, plan.generation, plan.step);
+    leader_record_newest(next);
     l->times.parked_ms = l->now_ms - l->times.cause_ms;
     uint64_t newest = plan_newest(l);
     l->times.steps_lost = newest > plan.step ? newest - plan.step : 0;

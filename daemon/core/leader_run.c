@@ -71,6 +71,7 @@ static void run_progress(struct core_leader *l)
     }
     uint64_t each = (l->now_ms - l->step_ms) / (step - l->step);
     if (l->first_sealed) { /* the first one has loading and warming up in it */
+        leader_interval_steps(l, step - l->step, l->now_ms - l->step_ms);
         l->step_times[l->step_time_count++ % LEADER_STEPS_LEARNED] = each;
     }
     l->step = step;
@@ -181,7 +182,7 @@ static void watch_failure(struct core_leader *l, const struct leader_proc *p)
         return;
     }
     if (plan->disk_dir[0] && plan->copy_count == 0 && l->bad_dir_count < LEADER_BAD_MAX) {
-        memcpy(l->bad_dirs[l->bad_dir_count++], plan->disk_dir, WIRE_DIR_MAX);
+        leader_bad_add(l, plan->disk_root, plan->disk_dir);
         leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, plan->disk_dir);
     } else if (plan->copy_count && l->bad_step_count < LEADER_BAD_MAX && code != -ENOENT) {
         l->bad_steps[l->bad_step_count++] = plan->step;
@@ -246,7 +247,7 @@ static void run_requests(struct core_leader *l)
     const struct leader_proc *root = leader_proc_find(l, plan->members[0].incarnation);
     int is_done = root && l->request_id && root->report.request_done == l->request_id;
     /* A save that was asked for and skipped is asked for again, when the one before is over. */
-    int is_again = is_done && flags == BELAY_VOTE_SAVE && l->save_count == 0 &&
+    int is_again = is_done && flags == BELAY_VOTE_SAVE && !leader_saves_any(l) &&
                    l->now_ms - l->request_ms >= 4 * l->config.deadlines.beat;
 
     if (flags == l->request_flags && l->request_generation == plan->generation && !is_again) {
@@ -317,7 +318,10 @@ void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const cha
     struct wire_record *next = leader_change_begin(l, LEADER_END);
     next->phase = WIRE_PHASE_DONE;
     next->verdict = verdict;
-    next->committing_attempt = 0;
+    for (uint32_t i = 0; i < next->root_count; i++) {
+        next->roots[i].committing_attempt = 0;
+    }
+    leader_record_newest(next);
     struct leader_set set;
     next->end_step = l->ended ? l->end_step : l->step;
     next->end_digest_known = (uint32_t)leader_set_find(l, next->end_step, 0, &set);
@@ -353,9 +357,11 @@ static void run_end(struct core_leader *l)
                    (l->config.steps && l->end_step >= l->config.steps);
     const char *text = is_final ? "all steps are done" : "stopped by request";
 
-    if (l->config.root_count == 0 || l->record.committed_step == l->end_step) {
+    enum leader_last last = leader_saves_last(l);
+
+    if (last == LEADER_LAST_DONE) {
         leader_end_send(l, is_final ? WIRE_VERDICT_FINISHED : WIRE_VERDICT_STOPPED, text);
-    } else if (l->last_save_failed) {
+    } else if (last == LEADER_LAST_FAILED) {
         leader_end_send(l, WIRE_VERDICT_SAVE_FAILED, "the last save failed");
     } else {
         leader_wait_set(l, CORE_WAIT_SAVE, "the last save, of step %llu",
@@ -421,8 +427,7 @@ void leader_run_step(struct core_leader *l)
     if (!l->ended && !l->cause_pending && run_has_ended(l)) {
         l->ended = 1;
         l->end_ms = l->now_ms;
-        l->save_tries = 0;
-        l->last_save_failed = 0;
+        leader_last_begin(l);
     }
     leader_members_watch(l);
     if (l->ended) {

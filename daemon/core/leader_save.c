@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saves: from pinned slots to a committed checkpoint.
+ * Saves: from pinned slots to a committed checkpoint, each to one root.
  *
  *      pinned slots of a step that hold the whole state
  *        WRITING ---- all parts durable ---> STORING      (compare-and-swap COMMITTING)
@@ -10,13 +10,14 @@
  *           v                                RECORDING    (compare-and-swap COMMITTED)
  *         ENDED <-------------------------------+
  *
- * One at a time. Which arenas make the save is decided once and told with it; they may be of
- * ranks that died meanwhile. An ended save is told to its nodes until none of them names it.
+ * One at a time on each root; roots do not wait for each other, and a step's slots stay pinned
+ * until all saves of it are over. Which arenas make the save is decided once and told with it; they
+ * may be of ranks that died meanwhile. An ended save is told to its nodes until none of them names
+ * it.
  */
 #include "daemon/core/leader_state.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,17 +40,27 @@ void leader_saves_close(struct core_leader *l)
     l->save_count = 0;
 }
 
-static struct leader_save *save_active(struct core_leader *l)
+struct leader_save *leader_save_of(struct core_leader *l, uint32_t root)
 {
     for (uint32_t i = 0; i < l->save_count; i++) {
-        if (l->saves[i].stage != LEADER_SAVE_ENDED) {
+        if (l->saves[i].stage != LEADER_SAVE_ENDED && l->saves[i].save.root == root) {
             return &l->saves[i];
         }
     }
     return NULL;
 }
 
-static void save_dirty(struct core_leader *l, const struct leader_save *s)
+int leader_saves_any(const struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        if (l->saves[i].stage != LEADER_SAVE_ENDED) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+void leader_save_dirty(struct core_leader *l, const struct leader_save *s)
 {
     for (uint32_t i = 0; i < s->part_count; i++) {
         l->nodes[s->parts[i].node].dirty = 1;
@@ -69,54 +80,54 @@ int leader_save_holds(const struct core_leader *l, uint64_t arena)
     return 0;
 }
 
-static void unpin_through(struct core_leader *l, uint64_t step)
+/* ---- ends ---- */
+
+/* What was asked for is done when a checkpoint stands and no root is at it any more. */
+static void save_asked_end(struct core_leader *l)
 {
-    if (step > l->unpin_through) {
-        l->unpin_through = step;
-        leader_dirty_all(l);
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        if (l->saves[i].stage != LEADER_SAVE_ENDED && l->saves[i].save.step >= l->save_asked_step) {
+            return;
+        }
+    }
+    if (l->save_asked && l->save_asked_done) {
+        l->save_asked = 0;
+        l->save_asked_done = 0;
     }
 }
 
-/* ---- ends ---- */
+static void save_end(struct core_leader *l, struct leader_save *s, enum wire_save_state state)
+{
+    s->stage = LEADER_SAVE_ENDED;
+    s->save.state = state;
+    leader_dirty_all(l); /* its pins may go */
+    save_asked_end(l);
+}
 
 static void save_failed(struct core_leader *l, struct leader_save *s, const char *text)
 {
-    int is_last = l->ended && s->save.step == l->end_step;
+    struct leader_root *root = &l->roots[s->save.root];
 
     if (s->stage == LEADER_SAVE_COMMITTING) {
-        l->scan_done = 0; /* it may be there all the same: saves_settle looks */
+        l->scan_done = 0; /* it may be there all the same: leader_roots_settle looks */
     }
-
-    s->stage = LEADER_SAVE_ENDED;
-    s->save.state = WIRE_SAVE_CANCELLED;
     l->saves_failed++;
-    save_dirty(l, s);
+    root->failed++;
     struct core_event *e = leader_event(l, CORE_EVENT_SAVE_FAILED);
     e->step = s->save.step;
-    snprintf(e->text, sizeof(e->text), "%s", text);
-    if (is_last) {
-        l->last_save_failed = ++l->save_tries >= LEADER_SAVE_TRIES;
+    if (l->config.root_count > 1) {
+        snprintf(e->text, sizeof(e->text), "%.90s: %.160s", root->path, text);
     } else {
-        unpin_through(l, s->save.step); /* training is not held: the next save tries again */
+        snprintf(e->text, sizeof(e->text), "%s", text);
     }
+    /* Else training is not held: the next save tries again. */
+    root->tries += l->ended && s->save.step == l->end_step;
+    save_end(l, s, WIRE_SAVE_CANCELLED);
 }
 
-static void save_committed(struct core_leader *l, struct leader_save *s)
+/* The new checkpoint, as a scan would find it. */
+static void save_found(struct core_leader *l, const struct leader_save *s)
 {
-    s->stage = LEADER_SAVE_ENDED;
-    s->save.state = WIRE_SAVE_COMMITTED;
-    l->saves_committed++;
-    save_dirty(l, s);
-    unpin_through(l, s->save.step);
-    if (l->save_asked && s->save.step >= l->save_asked_step) {
-        l->save_asked = 0;
-    }
-    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_COMMITTED);
-    e->step = s->save.step;
-    e->value_ms = l->now_ms - s->started_ms;
-    e->count = s->part_count;
-    snprintf(e->text, sizeof(e->text), "%s", s->save.dir);
-    ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_RETAIN;
     if (l->checkpoint_count == LEADER_CHECKPOINTS) {
         memmove(l->checkpoints, l->checkpoints + 1,
                 (LEADER_CHECKPOINTS - 1) * sizeof(*l->checkpoints));
@@ -143,6 +154,34 @@ static void save_committed(struct core_leader *l, struct leader_save *s)
     memcpy(c->dir, s->save.dir, sizeof(c->dir));
 }
 
+static void save_committed(struct core_leader *l, struct leader_save *s)
+{
+    struct leader_root *root = &l->roots[s->save.root];
+    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_COMMITTED);
+
+    e->step = s->save.step;
+    e->value_ms = l->now_ms - s->started_ms;
+    e->count = s->part_count;
+    if (l->config.root_count > 1) {
+        snprintf(e->text, sizeof(e->text), "%.120s/%.128s", root->path, s->save.dir);
+    } else {
+        snprintf(e->text, sizeof(e->text), "%s", s->save.dir);
+    }
+    l->saves_committed++;
+    root->committed++;
+    root->last_ms = l->now_ms - s->started_ms;
+    root->save_ms = root->save_ms ? (3 * root->save_ms + root->last_ms) / 4 : root->last_ms;
+    root->last_raw_bytes = s->raw_bytes;
+    root->last_bytes = 0;
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        root->last_bytes += s->parts[i].bytes;
+    }
+    l->save_asked_done |= l->save_asked && s->save.step >= l->save_asked_step;
+    save_found(l, s);
+    ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_RETAIN;
+    save_end(l, s, WIRE_SAVE_COMMITTED);
+}
+
 void leader_saves_void(struct core_leader *l, uint64_t step)
 {
     for (uint32_t i = 0; i < l->save_count; i++) {
@@ -150,125 +189,9 @@ void leader_saves_void(struct core_leader *l, uint64_t step)
         if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_STORING) &&
             s->save.step > step && s->save.generation < l->record.generation &&
             leader_has_rule(l, WIRE_RULE_COMMIT_NEEDS_GENERATION)) {
-            s->stage = LEADER_SAVE_ENDED;
-            s->save.state = WIRE_SAVE_CANCELLED;
-            save_dirty(l, s);
+            save_end(l, s, WIRE_SAVE_CANCELLED);
         }
     }
-}
-
-/* ---- start ---- */
-
-/* Newest pinned step that is sealed, admissible and not committed. 0 none. */
-static uint64_t pinned_newest(const struct core_leader *l)
-{
-    uint64_t newest = 0;
-    uint64_t committed = l->record.committed_step;
-    for (uint32_t n = 0; n < l->node_count; n++) {
-        const struct wire_report *report = &l->nodes[n].report;
-        for (uint32_t a = 0; l->nodes[n].connected && a < report->arena_count; a++) {
-            for (uint32_t k = 0; k < report->arenas[a].slot_count; k++) {
-                const struct wire_slot_info *slot = &report->arenas[a].slots[k];
-                if (slot->state == WIRE_SLOT_SEALED && slot->pinned && slot->step > newest &&
-                    slot->step > l->unpin_through &&
-                    (committed == UINT64_MAX || slot->step > committed) &&
-                    leader_copy_is_admissible(&l->record, slot->generation, slot->step)) {
-                    newest = slot->step;
-                }
-            }
-        }
-    }
-    return newest;
-}
-
-/* Have all members sealed steps so far beyond that a pin of this step can no longer appear? */
-static int pin_is_stale(const struct core_leader *l, uint64_t step)
-{
-    const struct wire_plan *plan = &l->record.plan;
-    for (uint32_t i = 0; i < plan->world; i++) {
-        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
-        const struct wire_arena_info *arena = p && l->nodes[p->node].connected
-                                                  ? leader_arena_find(l, p->node, p->report.arena)
-                                                  : NULL;
-        uint64_t newest = 0;
-        for (uint32_t k = 0; arena && k < arena->slot_count; k++) {
-            if (arena->slots[k].state == WIRE_SLOT_SEALED &&
-                arena->slots[k].generation == plan->generation && arena->slots[k].step > newest) {
-                newest = arena->slots[k].step;
-            }
-        }
-        if (newest < step + 2) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-static void save_parts(struct leader_save *s, const struct leader_set *set)
-{
-    s->parts = core_alloc(set->arena_count, sizeof(*s->parts));
-    for (uint32_t i = 0; i < set->arena_count; i++) {
-        struct leader_part *part = NULL;
-        for (uint32_t k = 0; k < s->part_count; k++) {
-            part = s->parts[k].node == set->nodes[i] ? &s->parts[k] : part;
-        }
-        if (!part) {
-            part = &s->parts[s->part_count++];
-            part->node = set->nodes[i];
-        }
-        part->arena_count++;
-    }
-}
-
-static void save_start(struct core_leader *l, uint64_t step, struct leader_set *set)
-{
-    struct leader_save *s = &l->saves[l->save_count++];
-    memset(s, 0, sizeof(*s));
-    s->started_ms = l->now_ms;
-    s->digest = set->digest;
-    s->world = l->record.plan.world ? l->record.plan.world : set->arena_count;
-    s->save = (struct wire_save){.attempt = leader_random(l),
-                                 .step = step,
-                                 .generation = set->generation,
-                                 .line = l->record.line,
-                                 .state = WIRE_SAVE_WRITE,
-                                 .arena_count = set->arena_count,
-                                 .arenas = set->arenas};
-    set->arenas = NULL; /* the save's now */
-    snprintf(s->save.dir, sizeof(s->save.dir), "step-%012" PRIu64 ".g%" PRIu64, step,
-             set->generation);
-    save_parts(s, set);
-    save_dirty(l, s);
-    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_STARTED);
-    e->step = step;
-    e->count = s->part_count;
-}
-
-static void saves_start(struct core_leader *l)
-{
-    int is_phase = l->record.phase == WIRE_PHASE_RUNNING || l->stop_saving;
-
-    if (!is_phase || save_active(l) || l->save_count >= 4 || l->config.root_count == 0 ||
-        l->last_save_failed) {
-        return;
-    }
-    uint64_t committed = l->record.committed_step;
-    uint64_t step = pinned_newest(l);
-    struct leader_set set;
-
-    if (l->ended && (committed == UINT64_MAX || l->end_step > committed)) {
-        step = l->end_step; /* nobody reuses a slot any more: pinned or not */
-    }
-    if (step == 0) {
-        return;
-    }
-    if (leader_set_find(l, step, !l->ended, &set)) {
-        save_start(l, step, &set);
-    } else if (!l->ended && pin_is_stale(l, step)) {
-        l->saves_skipped++;
-        unpin_through(l, step);
-    }
-    leader_set_close(&set);
 }
 
 /* ---- progress ---- */
@@ -284,33 +207,39 @@ static int part_has_arenas(const struct core_leader *l, const struct leader_save
     return count >= part->arena_count;
 }
 
+static void save_part_report(struct core_leader *l, struct leader_save *s, uint32_t node,
+                             const struct wire_save *said)
+{
+    if (said->state == WIRE_SAVE_FAILED) {
+        save_failed(l, s, said->text);
+        return;
+    }
+    for (uint32_t k = 0; k < s->part_count; k++) {
+        struct leader_part *part = &s->parts[k];
+        if (part->node == node && said->state == WIRE_SAVE_WRITTEN && !part->written) {
+            part->written = 1;
+            part->bytes = said->bytes;
+            part->part_json = strdup(said->part_json ? said->part_json : "{}");
+            BL_ASSERT(part->part_json);
+        }
+    }
+}
+
 void leader_saves_report(struct core_leader *l, uint32_t node)
 {
     const struct wire_report *report = &l->nodes[node].report;
-    struct leader_save *s = save_active(l);
 
-    for (uint32_t k = 0; s && s->stage == LEADER_SAVE_WRITING && k < s->part_count; k++) {
-        if (s->parts[k].node == node && !s->parts[k].written &&
-            !part_has_arenas(l, s, &s->parts[k])) {
-            save_failed(l, s, "a node lost the memory that it was to write");
-            return;
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        struct leader_save *s = &l->saves[i];
+        for (uint32_t k = 0; s->stage == LEADER_SAVE_WRITING && k < s->part_count; k++) {
+            if (s->parts[k].node == node && !s->parts[k].written &&
+                !part_has_arenas(l, s, &s->parts[k])) {
+                save_failed(l, s, "a node lost the memory that it was to write");
+            }
         }
-    }
-    for (uint32_t i = 0; s && i < report->save_count; i++) {
-        const struct wire_save *part = &report->saves[i];
-        if (part->attempt != s->save.attempt || s->stage != LEADER_SAVE_WRITING) {
-            continue;
-        }
-        if (part->state == WIRE_SAVE_FAILED) {
-            save_failed(l, s, part->text);
-            return;
-        }
-        for (uint32_t k = 0; k < s->part_count; k++) {
-            if (s->parts[k].node == node && part->state == WIRE_SAVE_WRITTEN &&
-                !s->parts[k].written) {
-                s->parts[k].written = 1;
-                s->parts[k].part_json = strdup(part->part_json ? part->part_json : "{}");
-                BL_ASSERT(s->parts[k].part_json);
+        for (uint32_t k = 0; s->stage == LEADER_SAVE_WRITING && k < report->save_count; k++) {
+            if (report->saves[k].attempt == s->save.attempt) {
+                save_part_report(l, s, node, &report->saves[k]);
             }
         }
     }
@@ -330,12 +259,16 @@ static void save_written(struct core_leader *l, struct leader_save *s)
         save_commit(l, s);
         return;
     }
-    if (!leader_change_is_free(l)) {
+    /* An earlier commit to this root of which nobody knows yet how it ended: the scan comes first.
+     */
+    if (!leader_change_is_free(l) || l->record.roots[s->save.root].committing_attempt) {
         return;
     }
     struct wire_record *next = leader_change_begin(l, LEADER_COMMITTING);
-    next->committing_attempt = s->save.attempt;
-    next->committing_step = s->save.step;
+    next->roots[s->save.root].committing_attempt = s->save.attempt;
+    next->roots[s->save.root].committing_step = s->save.step;
+    leader_record_newest(next);
+    l->change_root = s->save.root;
     s->stage = LEADER_SAVE_STORING;
     leader_change_send(l);
 }
@@ -346,47 +279,50 @@ static void save_record(struct core_leader *l, struct leader_save *s)
         return;
     }
     struct wire_record *next = leader_change_begin(l, LEADER_COMMITTED);
-    next->committing_attempt = 0;
-    next->committing_step = 0;
-    next->committed_step = s->save.step;
-    next->committed_generation = s->save.generation;
-    next->committed_digest = s->manifest_digest;
-    memcpy(next->committed_dir, s->save.dir, sizeof(next->committed_dir));
+    struct wire_record_root *root = &next->roots[s->save.root];
+    root->committing_attempt = 0;
+    root->committing_step = 0;
+    root->committed_step = s->save.step;
+    root->committed_generation = s->save.generation;
+    root->committed_digest = s->manifest_digest;
+    memcpy(root->committed_dir, s->save.dir, sizeof(root->committed_dir));
+    leader_record_newest(next);
+    l->change_root = s->save.root;
     leader_change_send(l);
 }
 
 void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc, const char *text,
                                 uint64_t manifest_digest, uint64_t now_ms)
 {
-    struct leader_save *s = save_active(l);
     l->now_ms = now_ms;
-    if (!s || s->save.attempt != attempt || s->stage != LEADER_SAVE_COMMITTING) {
-        return;
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        struct leader_save *s = &l->saves[i];
+        if (s->save.attempt != attempt || s->stage != LEADER_SAVE_COMMITTING) {
+            continue;
+        }
+        if (rc < 0) {
+            save_failed(l, s, text ? text : "");
+        } else {
+            s->manifest_digest = manifest_digest;
+            s->stage = LEADER_SAVE_RECORDING;
+        }
+        leader_stir(l);
     }
-    if (rc < 0) {
-        save_failed(l, s, text ? text : "");
-    } else {
-        s->manifest_digest = manifest_digest;
-        s->stage = LEADER_SAVE_RECORDING;
-    }
-    leader_stir(l);
 }
 
 void leader_saves_stored(struct core_leader *l, enum leader_change change)
 {
-    struct leader_save *s = save_active(l);
+    struct leader_save *s = leader_save_of(l, l->change_root);
     if (s && change == LEADER_COMMITTING && s->stage == LEADER_SAVE_STORING) {
         save_commit(l, s);
     } else if (s && change == LEADER_COMMITTED && s->stage == LEADER_SAVE_RECORDING) {
         save_committed(l, s);
-    } else if (change == LEADER_COMMITTED) {
-        unpin_through(l, l->record.committed_step); /* settled by a scan */
     }
 }
 
 void leader_saves_unstored(struct core_leader *l, enum leader_change change)
 {
-    struct leader_save *s = save_active(l);
+    struct leader_save *s = leader_save_of(l, l->change_root);
     if (s && change == LEADER_COMMITTING && s->stage == LEADER_SAVE_STORING) {
         s->stage = LEADER_SAVE_WRITING;
     }
@@ -394,46 +330,16 @@ void leader_saves_unstored(struct core_leader *l, enum leader_change change)
 
 uint64_t leader_saves_committing(const struct core_leader *l)
 {
+    uint64_t newest = 0;
     for (uint32_t i = 0; i < l->save_count; i++) {
         const struct leader_save *s = &l->saves[i];
-        if (s->stage == LEADER_SAVE_STORING || s->stage == LEADER_SAVE_COMMITTING ||
-            s->stage == LEADER_SAVE_RECORDING) {
-            return s->save.step;
+        if ((s->stage == LEADER_SAVE_STORING || s->stage == LEADER_SAVE_COMMITTING ||
+             s->stage == LEADER_SAVE_RECORDING) &&
+            s->save.step > newest) {
+            newest = s->save.step;
         }
     }
-    return 0;
-}
-
-/* A commit that an earlier leader, or a save given up, left in the record: the disk knows. */
-static void saves_settle(struct core_leader *l)
-{
-    uint64_t attempt = l->record.committing_attempt;
-    if (!attempt || save_active(l) || !leader_change_is_free(l)) {
-        return;
-    }
-    if (!l->scan_done) {
-        l->scan_wanted |= !l->scan_pending;
-        return;
-    }
-    const struct core_checkpoint *found = NULL;
-    for (uint32_t i = 0; i < l->checkpoint_count; i++) {
-        const struct core_checkpoint *c = &l->checkpoints[i];
-        if (c->complete && c->step == l->record.committing_step &&
-            leader_copy_is_admissible(&l->record, c->generation, c->step)) {
-            found = c;
-        }
-    }
-    struct wire_record *next =
-        leader_change_begin(l, found ? LEADER_COMMITTED : LEADER_COMMIT_FAILED);
-    next->committing_attempt = 0;
-    next->committing_step = 0;
-    if (found) {
-        next->committed_step = found->step;
-        next->committed_generation = found->generation;
-        next->committed_digest = found->manifest_digest;
-        memcpy(next->committed_dir, found->dir, sizeof(next->committed_dir));
-    }
-    leader_change_send(l);
+    return newest;
 }
 
 /* Does a connected node still name it? */
@@ -463,25 +369,9 @@ static void saves_sweep(struct core_leader *l)
     }
 }
 
-static void saves_skipped(struct core_leader *l)
+static void save_step(struct core_leader *l, struct leader_save *s)
 {
-    const struct wire_plan *plan = &l->record.plan;
-    const struct leader_proc *p =
-        plan->world ? leader_proc_find(l, plan->members[0].incarnation) : NULL;
-    if (p && p->report.skipped_save > l->skipped_told) {
-        l->skipped_told = p->report.skipped_save;
-        l->saves_skipped++;
-        leader_event(l, CORE_EVENT_SAVE_SKIPPED)->step = l->skipped_told;
-    }
-}
-
-void leader_saves_step(struct core_leader *l)
-{
-    struct leader_save *s = save_active(l);
-
-    saves_settle(l);
-    saves_skipped(l);
-    if (s && s->stage == LEADER_SAVE_WRITING) {
+    if (s->stage == LEADER_SAVE_WRITING) {
         uint32_t written = 0;
         for (uint32_t i = 0; i < s->part_count; i++) {
             written += s->parts[i].written;
@@ -490,15 +380,25 @@ void leader_saves_step(struct core_leader *l)
             save_written(l, s);
         }
     }
-    if (s && s->stage == LEADER_SAVE_RECORDING) {
+    if (s->stage == LEADER_SAVE_RECORDING) {
         save_record(l, s);
     }
-    if (s && (s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_COMMITTING) &&
+    if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_COMMITTING) &&
         l->now_ms - s->started_ms >= l->config.deadlines.save) {
         save_failed(l, s, "not done within its deadline");
     }
+}
+
+void leader_saves_step(struct core_leader *l)
+{
+    leader_roots_settle(l);
+    leader_saves_skipped(l);
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        save_step(l, &l->saves[i]);
+    }
     saves_sweep(l);
-    saves_start(l);
+    leader_saves_start(l);
+    leader_interval_step(l);
 }
 
 int core_leader_commit(const struct core_leader *l, uint64_t attempt, struct core_commit *ret)
@@ -517,13 +417,15 @@ int core_leader_commit(const struct core_leader *l, uint64_t attempt, struct cor
                                 .generation = s->save.generation,
                                 .line = s->save.line,
                                 .root = s->save.root,
-                                .root_path = l->roots[s->save.root],
+                                .root_path = l->roots[s->save.root].path,
                                 .dir = s->save.dir,
                                 .digest = s->digest,
                                 .state_elems = l->record.state_elems,
                                 .function_id = l->record.function_id,
                                 .world = s->world,
-                                .part_count = s->part_count};
+                                .part_count = s->part_count,
+                                .line_end_count = l->record.line_end_count,
+                                .line_ends = l->record.line_ends};
     ret->parts = core_alloc(s->part_count, sizeof(*ret->parts));
     for (uint32_t i = 0; i < s->part_count; i++) {
         memcpy(ret->parts[i].node, l->nodes[s->parts[i].node].name, sizeof(ret->parts[i].node));

@@ -4,14 +4,15 @@
 #define CORE_LEADER_STATE_H
 
 #include "daemon/core/effects.h"
+#include "daemon/core/interval.h"
 #include "daemon/core/leader.h"
+#include "daemon/core/leader_saves.h"
 #include "wire/belay.h"
 
 #define LEADER_STEPS_LEARNED  64 /* newest step times that deadlines are learned from */
 #define LEADER_CHECKPOINTS    256
 #define LEADER_BAD_MAX        32
 #define LEADER_CRASHES        3 /* the same crash so often in a row: no progress */
-#define LEADER_SAVE_TRIES     3 /* of a run's last save */
 #define LEADER_STORE_RETRY_MS 1000
 
 enum leader_life {
@@ -64,30 +65,6 @@ struct leader_map { /* incarnation -> index, open addressing */
     size_t capacity, count;
 };
 
-struct leader_part {
-    uint32_t node;
-    uint32_t arena_count; /* of the save's arenas, on this node */
-    uint32_t written;
-    char *part_json; /* owned */
-};
-
-struct leader_save {
-    struct wire_save save; /* as told to members; owned arenas */
-    uint64_t started_ms;
-    struct bl_state_digest digest;
-    uint32_t world;
-    struct leader_part *parts; /* owned */
-    uint32_t part_count;
-    enum {
-        LEADER_SAVE_WRITING,
-        LEADER_SAVE_STORING,    /* COMMITTING on its way to the store */
-        LEADER_SAVE_COMMITTING, /* the engine writes the manifest */
-        LEADER_SAVE_RECORDING,  /* COMMITTED on its way to the store */
-        LEADER_SAVE_ENDED       /* told to the nodes until none names it */
-    } stage;
-    uint64_t manifest_digest;
-};
-
 struct leader_crash { /* what a generation died of */
     uint32_t rank, section;
     int32_t code, signal;
@@ -106,9 +83,14 @@ enum leader_change { /* kinds of compare-and-swap */
                      LEADER_END
 };
 
+struct leader_bad { /* a checkpoint that could not be loaded */
+    uint32_t root;  /* UINT32_MAX: of a root that the job does not have any more */
+    char dir[WIRE_DIR_MAX];
+};
+
 struct core_leader {
     struct core_leader_config config; /* pointers inside are owned copies */
-    char **roots;
+    struct leader_root roots[WIRE_JOB_ROOTS];
     char *name, *job_json;
     uint64_t random; /* state of the generator */
     uint64_t now_ms, start_ms;
@@ -118,6 +100,7 @@ struct core_leader {
     uint64_t version;
     struct wire_record next; /* under way or about to be tried again; owned */
     enum leader_change change;
+    uint32_t change_root; /* of COMMITTING and what follows from it */
     uint32_t change_pending;
     uint64_t op, change_retry_ms;
     uint32_t store_failed, claimed, deposed, finished;
@@ -135,7 +118,7 @@ struct core_leader {
     uint32_t checkpoint_count;
     uint32_t scan_wanted, scan_pending, scan_done; /* done: at least once since wanted */
     uint64_t scan_retry_ms;
-    char bad_dirs[LEADER_BAD_MAX][WIRE_DIR_MAX];
+    struct leader_bad bad_dirs[LEADER_BAD_MAX];
     uint32_t bad_dir_count;
     uint64_t bad_steps[LEADER_BAD_MAX]; /* whose memory copies failed their digest */
     uint32_t bad_step_count;
@@ -168,13 +151,13 @@ struct core_leader {
     uint64_t step_ms; /* when it was seen */
     uint64_t step_times[LEADER_STEPS_LEARNED];
     uint64_t step_time_count;
-    uint64_t end_step, end_ms;
-    uint32_t first_sealed; /* a step of this generation is sealed by all */
-    uint64_t lost_from;    /* newest step of the former generation */
-    uint32_t ended;        /* all members leave with the same step, or no generation will run */
-    uint32_t stop_saving;  /* in OPEN: the last save is made without ranks */
-    uint32_t stop_flags;   /* seen at the end */
-    uint32_t stop_asked, save_asked;
+    uint64_t end_step, end_ms, last_ms; /* last: when the last save began */
+    uint32_t first_sealed;              /* a step of this generation is sealed by all */
+    uint64_t lost_from;                 /* newest step of the former generation */
+    uint32_t ended;       /* all members leave with the same step, or no generation will run */
+    uint32_t stop_saving; /* in OPEN: the last save is made without ranks */
+    uint32_t stop_flags;  /* seen at the end */
+    uint32_t stop_asked, save_asked, save_asked_done; /* done: one root has it */
     uint64_t save_asked_step;
     uint64_t request_id, request_generation, request_ms;
     uint32_t request_flags;
@@ -183,10 +166,14 @@ struct core_leader {
 
     struct leader_save saves[WIRE_SAVES_MAX];
     uint32_t save_count;
-    uint64_t unpin_through;
-    uint32_t save_tries; /* of the last save */
-    uint32_t last_save_failed;
+    uint64_t saves_through; /* steps up to this one are decided */
     uint64_t skipped_told;
+
+    /* What saves cost. */
+    uint64_t steps_calm, ms_calm; /* steps while nothing was saved */
+    uint32_t was_saving;
+    uint64_t disk_failures;                 /* recoveries from disk */
+    uint64_t interval_ms, interval_wait_ms; /* when it is thought of again */
 
     struct core_times times;
     uint64_t recoveries, kills, saves_committed, saves_failed, saves_skipped, steps_lost;
@@ -198,8 +185,10 @@ struct leader_pick {
     int found; /* 1: `step` is consistent */
     uint64_t step;
     int from_memory;
-    const struct core_checkpoint *checkpoint; /* of that step, or NULL; view */
-    struct wire_copy *copies;                 /* owned; admissible copies of the step */
+    const struct core_checkpoint *checkpoint;                 /* of that step, or NULL; view */
+    const struct core_checkpoint *others[WIRE_JOB_ROOTS - 1]; /* the same on other roots; views */
+    uint32_t other_count;
+    struct wire_copy *copies; /* owned; admissible copies of the step */
     uint32_t copy_count;
     int digest_known;
     struct bl_state_digest digest;
@@ -325,18 +314,5 @@ void leader_drops_step(struct core_leader *l);
 uint64_t leader_step_deadline(const struct core_leader *l);
 void leader_hang_step(struct core_leader *l);
 void leader_hang_load(struct core_leader *l);
-
-/* leader_save.c */
-void leader_saves_step(struct core_leader *l);
-void leader_saves_report(struct core_leader *l, uint32_t node);
-/* A plan resumed at `step`: saves of later steps are void. */
-void leader_saves_void(struct core_leader *l, uint64_t step);
-int leader_save_holds(const struct core_leader *l, uint64_t arena);
-void leader_saves_stored(struct core_leader *l, enum leader_change change);
-/* The change was not stored. */
-void leader_saves_unstored(struct core_leader *l, enum leader_change change);
-/* Step of a commit that nothing can stop any more, or 0: a plan below it waits for it. */
-uint64_t leader_saves_committing(const struct core_leader *l);
-void leader_saves_close(struct core_leader *l);
 
 #endif

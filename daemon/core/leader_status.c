@@ -81,24 +81,6 @@ static void status_nodes(const struct core_leader *l, struct core_status *ret, u
     }
 }
 
-static void status_saves(const struct core_leader *l, struct core_status *ret, uint64_t now_ms)
-{
-    for (uint32_t i = 0; i < l->save_count; i++) {
-        const struct leader_save *s = &l->saves[i];
-        if (s->stage == LEADER_SAVE_ENDED) {
-            continue;
-        }
-        struct core_status_save *out = &ret->saves[ret->save_count++];
-        out->attempt = s->save.attempt;
-        out->step = s->save.step;
-        out->age_ms = now_ms - s->started_ms;
-        out->nodes = s->part_count;
-        for (uint32_t k = 0; k < s->part_count; k++) {
-            out->written += s->parts[k].written;
-        }
-    }
-}
-
 void core_leader_status(const struct core_leader *l, struct core_status *ret, uint64_t now_ms)
 {
     struct leader_pick pick;
@@ -142,7 +124,7 @@ void core_leader_status(const struct core_leader *l, struct core_status *ret, ui
     ret->saves_skipped = l->saves_skipped;
     ret->steps_lost = l->steps_lost;
     status_digest(l, ret);
-    status_saves(l, ret, now_ms);
+    leader_roots_status(l, ret, now_ms);
     status_nodes(l, ret, now_ms);
     snprintf(ret->text, sizeof(ret->text), "%s",
              l->record.phase == WIRE_PHASE_DONE ? l->record.cause : l->first_cause);

@@ -36,9 +36,11 @@ static int stop_save(struct core_leader *l)
     int is_whole = leader_set_find(l, l->end_step, 0, &set);
 
     leader_set_close(&set);
-    if (l->record.committed_step == l->end_step) {
+    enum leader_last last = leader_saves_last(l);
+
+    if (last == LEADER_LAST_DONE) {
         stop_end(l, WIRE_VERDICT_STOPPED, l->end_step);
-    } else if (l->last_save_failed) {
+    } else if (last == LEADER_LAST_FAILED) {
         stop_end(l, WIRE_VERDICT_SAVE_FAILED, l->end_step);
     } else if (is_whole || l->save_count > 0) {
         l->end_ms = l->now_ms;
@@ -58,8 +60,7 @@ static void stop_save_begin(struct core_leader *l, uint64_t step)
     l->ended = 1;
     l->end_step = step;
     l->end_ms = l->now_ms;
-    l->save_tries = 0;
-    l->last_save_failed = 0;
+    leader_last_begin(l);
     leader_wait_set(l, CORE_WAIT_SAVE, "the last save, of step %llu", (unsigned long long)step);
     leader_stir(l); /* saves come first in a step */
 }
@@ -100,6 +101,10 @@ int leader_stop_step(struct core_leader *l, int is_stuck)
     if ((!pick.found || !pick.from_memory || is_behind) && !l->scan_done) {
         leader_wait_set(l, CORE_WAIT_SCAN, "the scan of the roots");
         l->scan_wanted = !l->scan_pending;
+    } else if (leader_scan_lacks(l, &pick) >= 0 && l->scan_done && !pick.from_memory) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
+                        l->roots[leader_scan_lacks(l, &pick)].path);
+        leader_scan_want(l);
     } else if (leader_saves_committing(l) > pick.step) {
         leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
     } else if (pick.found && pick.from_memory && !pick.checkpoint && pick.step > 0) {

@@ -225,7 +225,8 @@ void core_member_on_arenas(struct core_member *m, struct wire_arena_info *arenas
 /* ---- engine ---- */
 
 void core_member_on_engine_written(struct core_member *m, uint64_t attempt, int rc,
-                                   const char *part_json, const char *text, uint64_t now_ms)
+                                   const char *part_json, const char *text, uint64_t bytes,
+                                   uint64_t elapsed_ms, uint64_t now_ms)
 {
     (void)now_ms;
     for (uint32_t i = 0; i < m->save_count; i++) {
@@ -234,6 +235,8 @@ void core_member_on_engine_written(struct core_member *m, uint64_t attempt, int 
             continue;
         }
         save->state = rc < 0 ? WIRE_SAVE_FAILED : WIRE_SAVE_WRITTEN;
+        save->bytes = bytes;
+        save->elapsed_ms = elapsed_ms;
         snprintf(save->text, sizeof(save->text), "%s", text ? text : "");
         free(save->part_json);
         save->part_json = part_json && rc >= 0 ? strdup(part_json) : NULL;

@@ -94,9 +94,11 @@ void core_member_on_arenas(struct core_member *member, struct wire_arena_info *a
                            uint32_t count, uint64_t now_ms);
 void core_member_on_beat(struct core_member *member, uint64_t incarnation,
                          const struct wire_beat *beat);
-/* rc 0: the part is durable and `part_json` describes it (copied). */
+/* rc 0: the part is durable, `part_json` describes it (copied), and it took so many bytes of disk
+ * and so long. */
 void core_member_on_engine_written(struct core_member *member, uint64_t attempt, int rc,
-                                   const char *part_json, const char *text, uint64_t now_ms);
+                                   const char *part_json, const char *text, uint64_t bytes,
+                                   uint64_t elapsed_ms, uint64_t now_ms);
 /* The connection to the leader stands / is gone. */
 void core_member_on_link_up(struct core_member *member, uint64_t now_ms);
 void core_member_on_link_down(struct core_member *member, uint64_t now_ms);

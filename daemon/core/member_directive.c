@@ -66,6 +66,9 @@ int core_member_rank_directive(struct core_member *m, uint64_t incarnation,
                                        .unpin_through = d->unpin_through,
                                        .leave = d->leave,
                                        .refused = (uint32_t)directive_refuses(d, incarnation)};
+    rank.saves_through = d->saves_through;
+    memcpy(rank.saves_kept, d->saves_kept, sizeof(rank.saves_kept));
+    memcpy(rank.every, d->every, sizeof(rank.every));
     memcpy(rank.text, d->text, sizeof(rank.text));
     if (rank.refused) {
         snprintf(rank.text, sizeof(rank.text),
@@ -244,6 +247,9 @@ static int directive_is_news(const struct core_member *m, const struct wire_dire
     return !m->has_directive || was->generation != d->generation || was->phase != d->phase ||
            was->request_id != d->request_id || was->request_flags != d->request_flags ||
            was->unpin_through != d->unpin_through || was->leave != d->leave ||
+           was->saves_through != d->saves_through ||
+           memcmp(was->saves_kept, d->saves_kept, sizeof(d->saves_kept)) != 0 ||
+           memcmp(was->every, d->every, sizeof(d->every)) != 0 ||
            was->refused_count != d->refused_count || strcmp(was->text, d->text) != 0;
 }
 

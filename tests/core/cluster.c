@@ -192,7 +192,8 @@ static void node_report(struct cluster *c, uint32_t index)
         }
     }
     for (uint32_t k = 0; k < node->directive.save_count; k++) {
-        if (node->directive.saves[k].state == WIRE_SAVE_WRITE) {
+        if (node->directive.saves[k].state == WIRE_SAVE_WRITE &&
+            !(c->held_roots >> node->directive.saves[k].root & 1)) {
             report.saves[report.save_count].attempt = node->directive.saves[k].attempt;
             report.saves[report.save_count++].state = WIRE_SAVE_WRITTEN;
         }
@@ -327,7 +328,8 @@ static int cluster_effect(struct cluster *c)
         core_leader_on_store_done(c->leader, e.op, 0, ++c->version, c->now);
         break;
     case CORE_LEADER_SCAN:
-        core_leader_on_scan_done(c->leader, 0, NULL, 0, c->now);
+        core_leader_on_scan_done(c->leader, c->scan_failed ? -5 : 0, c->scan_failed, c->disk,
+                                 c->disk_count, c->now);
         break;
     case CORE_LEADER_COMMIT: {
         struct core_commit commit;

@@ -46,6 +46,9 @@ struct cluster {
     char recovered[WIRE_TEXT_MAX]; /* cause of the newest recovery */
     int spoil;                     /* ready digests are wrong so many times */
     int commit_rc;
+    uint32_t held_roots;                /* bits: their parts are not written */
+    const struct core_checkpoint *disk; /* what a scan finds */
+    uint32_t disk_count, scan_failed;
     double leader_s; /* processor seconds spent in the leader */
 };
 

@@ -303,7 +303,7 @@ static void leave_all(struct cluster *c, uint32_t flags)
 
 static void test_last_save_is_committed_before_leaving(void **state)
 {
-    static const char *const roots[] = {"/r"};
+    static const struct core_root roots[] = {{"/r", 0}};
     struct cluster c;
     (void)state;
     cluster_init(&c, 2, 4, 4);
@@ -323,7 +323,7 @@ static void test_last_save_is_committed_before_leaving(void **state)
 
 static void test_last_save_that_fails_three_times_says_so(void **state)
 {
-    static const char *const roots[] = {"/r"};
+    static const struct core_root roots[] = {{"/r", 0}};
     struct cluster c;
     (void)state;
     cluster_init(&c, 1, 2, 2);
@@ -340,7 +340,7 @@ static void test_last_save_that_fails_three_times_says_so(void **state)
     cluster_close(&c);
 }
 
-static const char *const one_root[] = {"/r"};
+static const struct core_root one_root[] = {{"/r", 0}};
 
 /* A run on two ranks that did three steps; both are killed and nobody may be started again. */
 static void cluster_strand(struct cluster *c)

@@ -27,7 +27,9 @@
 #define SIM_NODES_MAX 8
 #define SIM_ELEMS_MAX 64
 #define SIM_STEPS_MAX 128
-#define SIM_SLOTS     3
+#define SIM_ROOTS_MAX 3
+#define SIM_SLOTS     (2 + SIM_ROOTS_MAX) /* two that rotate, one for each root */
+#define SIM_STUCK_MS  400                 /* a root that hangs is told stuck after */
 #define SIM_RUN       0x5eedull
 
 struct sim;
@@ -137,7 +139,7 @@ struct sim_generation { /* what the world knows of a generation, for barriers an
 };
 
 struct sim_profile { /* chances in 1/1000 unless said */
-    uint32_t ranks, nodes, steps, elems, save_every, head_ranks;
+    uint32_t ranks, nodes, steps, elems, head_ranks;
     uint32_t loss, repeat, late;
     uint32_t late_ms;   /* at most */
     uint32_t vote_late; /* votes on top of that, up to two seconds */
@@ -146,7 +148,9 @@ struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t engine_fail;
     uint32_t slow; /* factor of a step's time */
     uint32_t stop_resume;
-    uint64_t fault_ms; /* they come before */
+    uint32_t roots, every[SIM_ROOTS_MAX];
+    uint32_t root_slow[SIM_ROOTS_MAX]; /* factor of a write's time */
+    uint64_t fault_ms;                 /* they come before */
 };
 
 enum sim_fault {
@@ -160,10 +164,11 @@ enum sim_fault {
     SIM_PROMOTE = 1 << 7,
     SIM_KILL_TWO = 1 << 8,
     SIM_SAVE = 1 << 9,
-    SIM_AIM = 1 << 10, /* a kill at a chosen point */
-    SIM_ALL = (1 << 11) - 1
+    SIM_AIM = 1 << 10,  /* a kill at a chosen point */
+    SIM_ROOT = 1 << 11, /* a root hangs for a while, or loses all that it has */
+    SIM_ALL = (1 << 12) - 1
 };
-#define SIM_FAULTS 11
+#define SIM_FAULTS 12
 
 enum sim_point { /* where an aimed kill hits */
                  SIM_AT_NONE = 0,
@@ -196,6 +201,7 @@ struct sim {
     struct sim_store store;
     struct sim_checkpoint *disk;
     uint32_t disk_count;
+    uint64_t hang_from[SIM_ROOTS_MAX], hang_until[SIM_ROOTS_MAX];
     struct sim_attempt *attempts;
     uint32_t attempt_count;
     struct sim_generation *generations;
@@ -275,8 +281,11 @@ void sim_leader_stop(struct sim *sim, struct sim_leader *leader);
 struct sim_leader *sim_leader_at(struct sim *sim, uint32_t node);
 void sim_leader_drain(struct sim *sim, struct sim_leader *leader);
 void sim_on_report(struct sim *sim, struct sim_event *event);
-void sim_disk_load(struct sim *sim, const char *dir, struct sim_arena *arena, uint32_t slot,
-                   int *ret_rc);
+void sim_disk_load(struct sim *sim, const struct wire_plan *plan, struct sim_arena *arena,
+                   uint32_t slot, int *ret_rc);
+int sim_root_hangs(const struct sim *sim, uint32_t root);
+/* The root is wiped, unless it is the only one with a checkpoint. */
+void sim_root_lose(struct sim *sim, uint32_t root);
 void sim_engine_write(struct sim *sim, struct sim_node *node, uint64_t attempt);
 
 /* sim_fault.c */

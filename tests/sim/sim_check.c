@@ -301,7 +301,9 @@ void sim_check_commit(struct sim *sim, const struct core_commit *commit,
     /* A leader that was replaced after the store gave its word may still be at it: its checkpoint
      * is a true one, and line ends say whether it may be used. */
     int is_former = epoch < sim->store.epoch;
-    if (!attempt->worded || (!is_former && record->committing_attempt != commit->attempt)) {
+    int is_promised = commit->root < record->root_count &&
+                      record->roots[commit->root].committing_attempt == commit->attempt;
+    if (!attempt->worded || (!is_former && !is_promised)) {
         sim_fail(sim, "rule 7: step %llu is committed without the store's word",
                  (unsigned long long)commit->step);
     }
@@ -324,6 +326,11 @@ void sim_check_end(struct sim *sim)
     if (sim->verdict == WIRE_VERDICT_SAVE_FAILED && sim->profile.engine_fail) {
         return; /* three tries met the engine's bad luck: said aloud, which is right */
     }
+    for (uint32_t r = 0; r < sim->profile.roots; r++) {
+        if (sim->verdict == WIRE_VERDICT_SAVE_FAILED && sim->now < sim->hang_until[r] + 10000) {
+            return; /* so it is when a root hangs through all tries */
+        }
+    }
     if (sim->verdict != WIRE_VERDICT_FINISHED) {
         sim_fail(sim, "the run ends with verdict %d: %s", (int)sim->verdict, record->cause);
         return;
@@ -332,6 +339,14 @@ void sim_check_end(struct sim *sim)
         sim_fail(sim, "the run ends at %u, committed is %lld", sim->profile.steps,
                  (long long)record->committed_step);
         return;
+    }
+    for (uint32_t r = 0; r < record->root_count && !sim->profile.engine_fail; r++) {
+        if (record->roots[r].committed_step != sim->profile.steps &&
+            sim->now > sim->hang_until[r] + 10000) {
+            sim_fail(sim, "the run ends at %u, root %u has %lld", sim->profile.steps, r,
+                     (long long)record->roots[r].committed_step);
+            return;
+        }
     }
     for (uint32_t i = 0; i < sim->disk_count; i++) {
         const struct sim_checkpoint *c = &sim->disk[i];

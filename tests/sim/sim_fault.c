@@ -127,6 +127,22 @@ int sim_aimed(struct sim *sim, struct sim_rank *rank, enum sim_point point)
     return 1;
 }
 
+static void fault_root(struct sim *sim)
+{
+    uint32_t root = (uint32_t)sim_below(sim, sim->profile.roots);
+    if (sim->profile.roots > 1 && sim_chance(sim, 250)) {
+        sim_root_lose(sim, root);
+        return;
+    }
+    if (sim_root_hangs(sim, root)) {
+        return;
+    }
+    sim->hang_from[root] = sim->now;
+    sim->hang_until[root] = sim->now + 100 + sim_below(sim, sim_chance(sim, 300) ? 6000 : 1500);
+    sim_trace(sim, "root %u hangs for %llu ms", root,
+              (unsigned long long)(sim->hang_until[root] - sim->now));
+}
+
 static void on_fault(struct sim *sim, struct sim_event *event)
 {
     struct sim_node *node = &sim->nodes[sim_below(sim, sim->profile.nodes)];
@@ -148,6 +164,9 @@ static void on_fault(struct sim *sim, struct sim_event *event)
     case SIM_HEAD:
         sim_daemon_crash(sim, &sim->nodes[sim->head]);
         sim_later(sim, 20 + sim_below(sim, 400), on_daemon_start, sim->head, 0);
+        break;
+    case SIM_ROOT:
+        fault_root(sim);
         break;
     case SIM_PROMOTE:
         sim_later(sim, 0, on_promote, sim_below(sim, sim->profile.nodes), 0);
@@ -199,6 +218,9 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
                                      SIM_PARTITION | SIM_MACHINE,
                                      SIM_HEAD | SIM_PROMOTE | SIM_KILL,
                                      SIM_PROMOTE | SIM_PARTITION | SIM_HEAD,
+                                     SIM_ROOT | SIM_KILL,
+                                     SIM_ROOT | SIM_MACHINE | SIM_HEAD,
+                                     SIM_ROOT | SIM_PROMOTE | SIM_SAVE,
                                      SIM_ALL,
                                      SIM_ALL,
                                      SIM_ALL};
@@ -207,7 +229,11 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     p->nodes = nodes ? nodes : 2 + (uint32_t)sim_below(sim, 4);
     p->steps = 20 + (uint32_t)sim_below(sim, 60);
     p->elems = 12 + (uint32_t)sim_below(sim, 40);
-    p->save_every = sim_chance(sim, 800) ? 2 + (uint32_t)sim_below(sim, 9) : 0;
+    p->roots = sim_chance(sim, 500) ? 1 : 2 + sim_chance(sim, 300);
+    for (uint32_t r = 0; r < p->roots; r++) {
+        p->every[r] = sim_chance(sim, 800) ? 2 + (uint32_t)sim_below(sim, 9) : 0;
+        p->root_slow[r] = sim_chance(sim, 300) ? 2 + (uint32_t)sim_below(sim, 10) : 1;
+    }
     p->head_ranks = sim_chance(sim, 500) ? p->ranks : 0;
     p->loss = sim_chance(sim, 500) ? (uint32_t)sim_below(sim, 150) : 0;
     p->repeat = sim_chance(sim, 500) ? (uint32_t)sim_below(sim, 150) : 0;
@@ -229,7 +255,7 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
         p->kinds = SIM_PARTITION;
         p->fault_ms = 3000;
     }
-    if (!ranks && sim_chance(sim, 80)) {
+    if (!ranks && sim_chance(sim, 120)) {
         /* Votes that arrive in the generation after theirs. */
         p->ranks = 3 + (uint32_t)sim_below(sim, 8);
         p->vote_late = 150;

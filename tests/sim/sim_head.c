@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const sim_roots[] = {"/root"};
+static const char *const sim_roots[] = {"/local", "/shared", "/far"};
 
 struct sim_put { /* a compare-and-swap on its way */
     uint64_t leader, op, expected, epoch;
@@ -49,6 +49,10 @@ static void on_leader_tick(struct sim *sim, struct sim_event *event)
 {
     struct sim_leader *leader = leader_of(sim, event->a);
     if (leader) {
+        for (uint32_t r = 0; r < sim->profile.roots; r++) {
+            int is_stuck = sim_root_hangs(sim, r) && sim->now >= sim->hang_from[r] + SIM_STUCK_MS;
+            core_leader_on_root(leader->core, r, is_stuck, "", sim->now);
+        }
         core_leader_on_tick(leader->core, sim->now);
         sim_later(sim, 50, on_leader_tick, event->a, 0);
     }
@@ -74,6 +78,10 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
     leader->incarnation = sim_random(sim);
     leader->id = ++sim->connections;
     leader->in_use = 1;
+    struct core_root roots[SIM_ROOTS_MAX];
+    for (uint32_t r = 0; r < sim->profile.roots; r++) {
+        roots[r] = (struct core_root){sim_roots[r], sim->profile.every[r]};
+    }
     struct core_leader_config config = {.run = SIM_RUN,
                                         .name = "sim",
                                         .head_epoch = epoch,
@@ -94,9 +102,8 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
                                                       .join = 2000,
                                                       .restart = 1500,
                                                       .grace = 800},
-                                        .root_count = 1,
-                                        .roots = sim_roots,
-                                        .save_every = sim->profile.save_every,
+                                        .root_count = sim->profile.roots,
+                                        .roots = roots,
                                         .job_json = "{}",
                                         .record = sim->store.version ? &sim->store.record : NULL,
                                         .record_version = sim->store.version,
@@ -139,7 +146,10 @@ static void on_put(struct sim *sim, struct sim_event *event)
         memset(&put->record, 0, sizeof(put->record));
         store->version++;
         for (uint32_t i = 0; i < sim->attempt_count; i++) {
-            sim->attempts[i].worded |= sim->attempts[i].id == store->record.committing_attempt;
+            for (uint32_t r = 0; r < store->record.root_count; r++) {
+                sim->attempts[i].worded |=
+                    sim->attempts[i].id == store->record.roots[r].committing_attempt;
+            }
         }
         if (store->record.phase == WIRE_PHASE_RUNNING &&
             store->record.generation > store->running_generation) {
@@ -161,7 +171,7 @@ struct sim_write {
     uint32_t node;
     uint64_t incarnation, attempt;
     struct core_member_write write;
-    uint32_t half;
+    uint32_t was_hung;
 };
 
 static void write_free(void *payload)
@@ -212,6 +222,24 @@ static int write_source(struct sim *sim, const struct sim_write *w, uint32_t ind
     return 0;
 }
 
+/* Does the leader still count on this attempt? Then its slots must be as they were. */
+static int attempt_is_wanted(struct sim *sim, uint64_t attempt)
+{
+    struct sim_leader *leader = sim_leader_at(sim, sim->head);
+    struct core_status status;
+    int is_wanted = 0;
+
+    if (!leader) {
+        return 0;
+    }
+    core_leader_status(leader->core, &status, sim->now);
+    for (uint32_t i = 0; i < status.save_count; i++) {
+        is_wanted |= status.saves[i].attempt == attempt;
+    }
+    core_status_close(&status);
+    return is_wanted;
+}
+
 static void on_write(struct sim *sim, struct sim_event *event)
 {
     struct sim_write *w = event->payload;
@@ -221,13 +249,26 @@ static void on_write(struct sim *sim, struct sim_event *event)
     if (!node->member || node->incarnation != w->incarnation) {
         return; /* the engine died with its daemon */
     }
+    if (sim_root_hangs(sim, w->write.root) && !w->was_hung) {
+        w->was_hung = 1;
+        struct sim_write *again = sim_alloc(1, sizeof(*again));
+        *again = *w;
+        w->write.sources = NULL;
+        sim_later_with(sim, SIM_STUCK_MS, on_write, 0, 0, 0, again, write_free);
+        return;
+    }
     for (uint32_t i = 0; i < w->write.source_count && rc == 0; i++) {
         rc = write_source(sim, w, i, 1);
+    }
+    if (rc == BL_EDIGEST && attempt_is_wanted(sim, w->attempt)) {
+        sim_fail(sim, "rule 4: a slot of step %llu is reused while root %u's save reads it",
+                 (unsigned long long)w->write.step, w->write.root);
     }
     if (rc == 0 && sim->now < sim->faults_over_ms && sim_chance(sim, sim->profile.engine_fail)) {
         rc = -EIO;
     }
-    core_member_on_engine_written(node->member, w->attempt, rc, "{}", rc ? "no luck" : "",
+    rc = w->was_hung ? -ETIMEDOUT : rc;
+    core_member_on_engine_written(node->member, w->attempt, rc, "{}", rc ? "no luck" : "", 1, 1,
                                   sim->now);
     sim_member_drain(sim, node);
 }
@@ -243,7 +284,33 @@ void sim_engine_write(struct sim *sim, struct sim_node *node, uint64_t attempt)
         rc = write_source(sim, w, i, 0);
     }
     uint64_t delay = 5 + sim_below(sim, sim_chance(sim, 200) ? 600 : 60);
+    delay *= rc == 0 ? sim->profile.root_slow[w->write.root] : 1;
+    delay = delay < 1500 ? delay : 1500; /* within the deadline of a save */
     sim_later_with(sim, delay, on_write, 0, 0, 0, w, write_free);
+}
+
+static void disk_add(struct sim *sim, const struct sim_checkpoint *c)
+{
+    sim->disk = realloc(sim->disk, (sim->disk_count + 1) * sizeof(*sim->disk));
+    BL_ASSERT(sim->disk);
+    sim->disk[sim->disk_count++] = *c;
+    sim->commits++;
+    sim_trace(sim, "disk: %s committed on root %u", c->info.dir, c->info.root);
+}
+
+/* The rename of a hung root's commit, done when it answers again: nobody waits for it any more. */
+static void on_late_commit(struct sim *sim, struct sim_event *event)
+{
+    disk_add(sim, event->payload);
+}
+
+static void on_commit_stuck(struct sim *sim, struct sim_event *event)
+{
+    struct sim_leader *leader = leader_of(sim, event->a);
+    if (leader) {
+        core_leader_on_commit_done(leader->core, event->b, -ETIMEDOUT, "the root hangs", 0,
+                                   sim->now);
+    }
 }
 
 static void on_commit(struct sim *sim, struct sim_event *event)
@@ -255,11 +322,9 @@ static void on_commit(struct sim *sim, struct sim_event *event)
     }
     struct sim_attempt *attempt = attempt_get(sim, commit.attempt, commit.step);
     sim_check_commit(sim, &commit, attempt, leader->epoch);
-    sim->disk = realloc(sim->disk, (sim->disk_count + 1) * sizeof(*sim->disk));
-    BL_ASSERT(sim->disk);
-    struct sim_checkpoint *c = &sim->disk[sim->disk_count++];
-    memset(c, 0, sizeof(*c));
-    c->info = (struct core_checkpoint){.complete = 1,
+    struct sim_checkpoint *c = sim_alloc(1, sizeof(*c));
+    c->info = (struct core_checkpoint){.root = commit.root,
+                                       .complete = 1,
                                        .step = commit.step,
                                        .generation = commit.generation,
                                        .line = commit.line,
@@ -271,8 +336,18 @@ static void on_commit(struct sim *sim, struct sim_event *event)
     snprintf(c->info.dir, sizeof(c->info.dir), "%s", commit.dir);
     memcpy(c->values, attempt->values, sizeof(c->values));
     free(commit.parts);
-    sim->commits++;
-    sim_trace(sim, "disk: %s committed", c->info.dir);
+    if (sim_root_hangs(sim, commit.root)) {
+        sim_later(sim, SIM_STUCK_MS, on_commit_stuck, leader->id, event->b);
+        if (sim_chance(sim, 500)) {
+            uint64_t until = sim->hang_until[commit.root] - sim->now;
+            sim_later_with(sim, until + sim_below(sim, 50), on_late_commit, 0, 0, 0, c, free);
+        } else {
+            free(c);
+        }
+        return;
+    }
+    disk_add(sim, c);
+    free(c);
     if (!sim_chance(sim, 30) || sim->now > sim->faults_over_ms) { /* else the answer is lost */
         core_leader_on_commit_done(leader->core, event->b, 0, "", 1, sim->now);
     }
@@ -281,29 +356,67 @@ static void on_commit(struct sim *sim, struct sim_event *event)
 static void on_scan(struct sim *sim, struct sim_event *event)
 {
     struct sim_leader *leader = leader_of(sim, event->a);
+    uint32_t failed = 0;
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < sim->profile.roots; r++) {
+        failed |= sim_root_hangs(sim, r) ? 1u << r : 0;
+    }
+    if (failed && !event->b) {
+        sim_later(sim, SIM_STUCK_MS, on_scan, event->a, 1);
+        return;
+    }
     if (!leader) {
         return;
     }
     struct core_checkpoint *found = sim_alloc(sim->disk_count, sizeof(*found));
     for (uint32_t i = 0; i < sim->disk_count; i++) {
-        found[i] = sim->disk[i].info;
+        if (!(failed >> sim->disk[i].info.root & 1)) {
+            found[count++] = sim->disk[i].info;
+        }
     }
-    core_leader_on_scan_done(leader->core, 0, found, sim->disk_count, sim->now);
+    core_leader_on_scan_done(leader->core, failed ? -ETIMEDOUT : 0, failed, found, count, sim->now);
     free(found);
 }
 
-void sim_disk_load(struct sim *sim, const char *dir, struct sim_arena *arena, uint32_t slot,
-                   int *ret_rc)
+void sim_disk_load(struct sim *sim, const struct wire_plan *plan, struct sim_arena *arena,
+                   uint32_t slot, int *ret_rc)
 {
     for (uint32_t i = 0; i < sim->disk_count; i++) {
-        if (strcmp(sim->disk[i].info.dir, dir) == 0) {
+        const struct sim_checkpoint *c = &sim->disk[i];
+        if (strcmp(c->info.dir, plan->disk_dir) == 0 &&
+            strcmp(sim_roots[c->info.root], plan->disk_root) == 0 &&
+            !sim_root_hangs(sim, c->info.root)) {
             for (uint32_t e = 0; e < arena->elems; e++) {
-                arena->data[slot][e] = sim->disk[i].values[sim_arena_elem(arena, e)];
+                arena->data[slot][e] = c->values[sim_arena_elem(arena, e)];
             }
             return;
         }
     }
     *ret_rc = -ENOENT;
+}
+
+int sim_root_hangs(const struct sim *sim, uint32_t root)
+{
+    return sim->now >= sim->hang_from[root] && sim->now < sim->hang_until[root];
+}
+
+void sim_root_lose(struct sim *sim, uint32_t root)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < sim->disk_count; i++) {
+        kept += sim->disk[i].info.root != root;
+    }
+    if (kept == 0) {
+        return;
+    }
+    kept = 0;
+    for (uint32_t i = 0; i < sim->disk_count; i++) {
+        if (sim->disk[i].info.root != root) {
+            sim->disk[kept++] = sim->disk[i];
+        }
+    }
+    sim->disk_count = kept;
+    sim_trace(sim, "root %u is wiped", root);
 }
 
 /* ---- messages ---- */

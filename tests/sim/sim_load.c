@@ -54,7 +54,7 @@ static int load_range(struct sim *sim, struct sim_rank *rank, uint32_t from, uin
         }
     }
     if (!plan->fresh && plan->copy_count == 0) {
-        sim_disk_load(sim, plan->disk_dir, arena, (uint32_t)rank->next_slot, &rc);
+        sim_disk_load(sim, plan, arena, (uint32_t)rank->next_slot, &rc);
     }
     return rc;
 }
@@ -134,7 +134,8 @@ void sim_rank_load(struct sim *sim, struct sim_rank *rank)
     } else {
         rank->arena = fresh;
     }
-    wire_session_arena_set(rank->session, rank->arena->id, rank->arena->slots, SIM_SLOTS);
+    wire_session_arena_set(rank->session, rank->arena->id, rank->arena->slots,
+                           2 + sim->profile.roots);
     int found = plan->fresh ? -ENOENT : wire_session_slot_find(rank->session, plan->step);
     if (found >= 0) {
         rank->next_slot = found;

@@ -27,7 +27,8 @@ static const struct {
                   {"keep-sources", WIRE_RULE_KEEP_SOURCES},
                   {"generation-stamp", WIRE_RULE_GENERATION_STAMP},
                   {"line-end", WIRE_RULE_LINE_END},
-                  {"commit-needs-generation", WIRE_RULE_COMMIT_NEEDS_GENERATION}};
+                  {"commit-needs-generation", WIRE_RULE_COMMIT_NEEDS_GENERATION},
+                  {"keep-saved", WIRE_RULE_KEEP_SAVED}};
 #define MAIN_RULES (sizeof(main_rules) / sizeof(main_rules[0]))
 
 struct main_options {

@@ -95,7 +95,7 @@ void sim_arenas_tell(struct sim *sim, struct sim_node *node)
         sim_check_arena(sim, arena);
         infos[i].arena = arena->id;
         infos[i].incarnation = arena->incarnation;
-        infos[i].slot_count = SIM_SLOTS;
+        infos[i].slot_count = 2 + sim->profile.roots;
         for (uint32_t k = 0; k < SIM_SLOTS; k++) {
             wire_slot_read(&arena->slots[k], &infos[i].slots[k]);
         }

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which steps are saved, and where to. Ranks pin a step when any root is due; when the pinned slots
+ * of it are all seen, the step is decided: a save begins on each root that is due and free, one
+ * that is still busy with an earlier step skips this one and counts it. After that the slots stay
+ * pinned for as long as a save of the step is under way, and no longer.
+ *
+ *      steps        10    20    30    40    50
+ *      local / 10   #--   #--   #--   #--   #--
+ *      shared / 20        #----------          (40 is skipped)
+ *      pinned       10    20    20,30 20,40 50
+ */
+#include "daemon/core/leader_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void leader_saves_decide(struct core_leader *l, uint64_t step)
+{
+    if (step > l->saves_through) {
+        l->saves_through = step;
+        leader_dirty_all(l);
+    }
+}
+
+void leader_saves_tell(const struct core_leader *l, struct wire_directive *ret)
+{
+    uint32_t count = 0;
+
+    ret->saves_through = l->saves_through;
+    ret->unpin_through = l->saves_through; /* for ranks that do not know of kept steps */
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        const struct leader_save *s = &l->saves[i];
+        if (s->stage == LEADER_SAVE_ENDED || !leader_has_rule(l, WIRE_RULE_KEEP_SAVED)) {
+            continue;
+        }
+        ret->saves_kept[count++] = s->save.step;
+        if (s->save.step <= ret->unpin_through) {
+            ret->unpin_through = s->save.step - 1;
+        }
+    }
+    for (uint32_t i = 0; i < l->config.root_count; i++) {
+        ret->every[i] = l->roots[i].interval;
+    }
+}
+
+/* ---- which ---- */
+
+/* The oldest pinned step that is not decided. 0 none. */
+static uint64_t pinned_oldest(const struct core_leader *l)
+{
+    uint64_t oldest = 0;
+    for (uint32_t n = 0; n < l->node_count; n++) {
+        const struct wire_report *report = &l->nodes[n].report;
+        for (uint32_t a = 0; l->nodes[n].connected && a < report->arena_count; a++) {
+            for (uint32_t k = 0; k < report->arenas[a].slot_count; k++) {
+                const struct wire_slot_info *slot = &report->arenas[a].slots[k];
+                if (slot->state == WIRE_SLOT_SEALED && slot->pinned &&
+                    slot->step > l->saves_through && (oldest == 0 || slot->step < oldest) &&
+                    leader_copy_is_admissible(&l->record, slot->generation, slot->step)) {
+                    oldest = slot->step;
+                }
+            }
+        }
+    }
+    return oldest;
+}
+
+/* Have all members sealed steps so far beyond that a pin of this step can no longer appear? */
+static int pin_is_stale(const struct core_leader *l, uint64_t step)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        const struct wire_arena_info *arena = p && l->nodes[p->node].connected
+                                                  ? leader_arena_find(l, p->node, p->report.arena)
+                                                  : NULL;
+        uint64_t newest = 0;
+        for (uint32_t k = 0; arena && k < arena->slot_count; k++) {
+            if (arena->slots[k].state == WIRE_SLOT_SEALED &&
+                arena->slots[k].generation == plan->generation && arena->slots[k].step > newest) {
+                newest = arena->slots[k].step;
+            }
+        }
+        if (newest < step + 2) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Roots (bits) that want the step. One that no interval explains was asked for, and goes to all. */
+static uint32_t roots_due(const struct core_leader *l, uint64_t step)
+{
+    uint32_t without = 0;
+    uint32_t due = 0;
+
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        uint64_t interval = l->roots[r].interval;
+        without |= leader_root_next(l, r) <= step ? 1u << r : 0;
+        due |= interval && step % interval == 0 ? 1u << r : 0;
+    }
+    if (due == 0 || (l->save_asked && step >= l->save_asked_step)) {
+        return without;
+    }
+    return due & without;
+}
+
+static uint32_t root_saves(const struct core_leader *l, uint32_t root)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        count += l->saves[i].save.root == root;
+    }
+    return count;
+}
+
+/* May a save to this root begin now? */
+static int root_is_free(struct core_leader *l, uint32_t root)
+{
+    return !leader_save_of(l, root) && l->save_count < WIRE_SAVES_MAX &&
+           root_saves(l, root) < WIRE_SAVES_MAX / l->config.root_count &&
+           !l->record.roots[root].committing_attempt;
+}
+
+/* ---- start ---- */
+
+static uint64_t set_bytes(const struct core_leader *l, const struct leader_set *set)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < set->arena_count; i++) {
+        const struct wire_arena_info *arena = leader_arena_find(l, set->nodes[i], set->arenas[i]);
+        for (uint32_t k = 0; arena && k < arena->extents.extent_count; k++) {
+            const struct bl_extent *extent = &arena->extents.extents[k];
+            bytes += bl_extent_elems(extent) *
+                     bl_dtype_bytes(arena->extents.tensors[extent->tensor].dtype);
+        }
+    }
+    return bytes;
+}
+
+static void save_parts(struct leader_save *s, const struct leader_set *set)
+{
+    s->parts = core_alloc(set->arena_count, sizeof(*s->parts));
+    for (uint32_t i = 0; i < set->arena_count; i++) {
+        struct leader_part *part = NULL;
+        for (uint32_t k = 0; k < s->part_count; k++) {
+            part = s->parts[k].node == set->nodes[i] ? &s->parts[k] : part;
+        }
+        if (!part) {
+            part = &s->parts[s->part_count++];
+            part->node = set->nodes[i];
+        }
+        part->arena_count++;
+    }
+}
+
+static void save_start(struct core_leader *l, uint32_t root, uint64_t step,
+                       const struct leader_set *set)
+{
+    struct leader_save *s = &l->saves[l->save_count++];
+    memset(s, 0, sizeof(*s));
+    s->started_ms = l->now_ms;
+    s->digest = set->digest;
+    s->raw_bytes = set_bytes(l, set);
+    s->world = l->record.plan.world ? l->record.plan.world : set->arena_count;
+    s->save = (struct wire_save){.attempt = leader_random(l),
+                                 .step = step,
+                                 .generation = set->generation,
+                                 .line = l->record.line,
+                                 .root = root,
+                                 .state = WIRE_SAVE_WRITE,
+                                 .arena_count = set->arena_count};
+    s->save.arenas = core_alloc(set->arena_count, sizeof(*s->save.arenas));
+    memcpy(s->save.arenas, set->arenas, set->arena_count * sizeof(*s->save.arenas));
+    snprintf(s->save.dir, sizeof(s->save.dir), "step-%012" PRIu64 ".g%" PRIu64, step,
+             set->generation);
+    save_parts(s, set);
+    leader_save_dirty(l, s);
+    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_STARTED);
+    e->step = step;
+    e->count = s->part_count;
+    snprintf(e->text, sizeof(e->text), "%.250s", l->roots[root].path);
+}
+
+static void root_skips(struct core_leader *l, uint32_t root, uint64_t step, const char *why)
+{
+    l->saves_skipped++;
+    l->roots[root].skipped++;
+    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_SKIPPED);
+    e->step = step;
+    snprintf(e->text, sizeof(e->text), "%.120s: %s", l->roots[root].path, why);
+}
+
+/* The slots of the step are all there. */
+static void step_decide(struct core_leader *l, uint64_t step, const struct leader_set *set)
+{
+    uint32_t due = roots_due(l, step);
+
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        if (!(due & 1u << r)) {
+            continue;
+        }
+        if (l->roots[r].stuck) { /* said once, when it was found */
+            l->saves_skipped++;
+            l->roots[r].skipped++;
+        } else if (root_is_free(l, r)) {
+            save_start(l, r, step, set);
+        } else {
+            root_skips(l, r, step, "the one before is still being written");
+        }
+    }
+    leader_saves_decide(l, step);
+}
+
+static void step_given_up(struct core_leader *l, uint64_t step)
+{
+    uint32_t due = roots_due(l, step);
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        if (due & 1u << r) {
+            l->saves_skipped++;
+            l->roots[r].skipped++;
+        }
+    }
+    leader_saves_decide(l, step);
+}
+
+/* The run's last step: on every root, pinned or not, as nobody reuses a slot any more. */
+static void last_start(struct core_leader *l)
+{
+    struct leader_set set;
+
+    if (leader_saves_last(l) != LEADER_LAST_WAITS) {
+        return;
+    }
+    int is_whole = leader_set_find(l, l->end_step, 0, &set);
+    for (uint32_t r = 0; is_whole && r < l->config.root_count; r++) {
+        const struct leader_root *root = &l->roots[r];
+        if (leader_root_next(l, r) != l->end_step + 1 && root->tries < LEADER_SAVE_TRIES &&
+            !root->stuck && root_is_free(l, r)) {
+            save_start(l, r, l->end_step, &set);
+        }
+    }
+    leader_set_close(&set);
+}
+
+void leader_saves_start(struct core_leader *l)
+{
+    int is_phase = l->record.phase == WIRE_PHASE_RUNNING || l->stop_saving;
+    struct leader_set set;
+
+    if (!is_phase || l->config.root_count == 0) {
+        return;
+    }
+    if (l->ended) {
+        last_start(l);
+        return;
+    }
+    uint64_t step = pinned_oldest(l);
+    if (step == 0) {
+        return;
+    }
+    if (leader_set_find(l, step, 1, &set)) {
+        step_decide(l, step, &set);
+        leader_stir(l); /* there may be a newer one */
+    } else if (pin_is_stale(l, step)) {
+        step_given_up(l, step);
+    }
+    leader_set_close(&set);
+}
+
+void leader_saves_skipped(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    const struct leader_proc *p =
+        plan->world ? leader_proc_find(l, plan->members[0].incarnation) : NULL;
+
+    if (!p || p->report.skipped_save <= l->skipped_told) {
+        return;
+    }
+    l->skipped_told = p->report.skipped_save;
+    uint32_t due = roots_due(l, l->skipped_told);
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        if (due & 1u << r) {
+            root_skips(l, r, l->skipped_told, "every slot for saves is taken");
+        }
+    }
+}
+
+void leader_last_begin(struct core_leader *l)
+{
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        l->roots[r].tries = 0;
+    }
+    l->last_ms = l->now_ms;
+}
+
+enum leader_last leader_saves_last(const struct core_leader *l)
+{
+    uint32_t done = 0;
+    uint32_t open = 0;
+    uint32_t stuck = 0;
+
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        const struct leader_root *root = &l->roots[r];
+        if (leader_root_next(l, r) == l->end_step + 1) {
+            done++;
+        } else if (root->stuck) {
+            stuck++;
+        } else if (root->tries < LEADER_SAVE_TRIES) {
+            open++;
+        }
+    }
+    /* With the state safe nowhere, a root that hangs is worth waiting for. */
+    int is_patient = l->now_ms - l->last_ms < l->config.deadlines.save;
+    if (open || (stuck && !done && is_patient)) {
+        return LEADER_LAST_WAITS;
+    }
+    return done || l->config.root_count == 0 ? LEADER_LAST_DONE : LEADER_LAST_FAILED;
+}

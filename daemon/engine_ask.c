@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Questions to the engines: write, cancel, commit, scan, load. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "daemon/engine_state.h"
+#include "daemon/manifest.h"
+
+#define ENGINE_RESERVE_BYTES (1u << 20) /* of each root, kept for the commit record */
+
+void engine_root_fill(const struct run *run, uint32_t index, int create,
+                      struct wire_engine_root *ret)
+{
+    const struct bl_job_root *root = &run->job->roots[index];
+
+    memset(ret, 0, sizeof(*ret));
+    snprintf(ret->path, sizeof(ret->path), "%s", root->path);
+    ret->run = run->id;
+    snprintf(ret->node, sizeof(ret->node), "%s", run->daemon->config.name);
+    ret->nodes = run->job->nodes_min;
+    ret->shared = root->shared;
+    ret->create = (uint32_t)create;
+    ret->reserve_bytes = create ? ENGINE_RESERVE_BYTES : 0;
+    ret->rate_max = root->rate_max;
+}
+
+/* ---- saves ---- */
+
+static void write_refused(struct run *run, uint64_t attempt, uint64_t step, int rc,
+                          const char *text)
+{
+    event(run->daemon->events, EVENT_PART_FAILED, "job=%s step=%llu reason=%s", run->name,
+          (unsigned long long)step, text);
+    core_member_on_engine_written(run->member, attempt, rc, NULL, text, 0, 0, daemon_now_ms());
+    run_pump(run);
+}
+
+/* Descriptors ride beside frames, so many at most: the first of many go ahead of the question. */
+static int write_send_ahead(struct engine *engine, uint64_t attempt,
+                            const struct wire_engine_arena *arenas, const int *fds, uint32_t count)
+{
+    uint32_t sent = 0;
+
+    while (count - sent > WIRE_FDS_MAX) {
+        struct wire_engine_arenas message = {.attempt = attempt, .arena_count = WIRE_FDS_MAX};
+
+        for (uint32_t i = 0; i < WIRE_FDS_MAX; i++) {
+            message.arenas[i] = arenas[sent + i];
+            message.arenas[i].fd_index = i;
+        }
+        if (engine->conn && !engine->is_stuck) {
+            BL_IGNORE(conn_send(engine->conn, WIRE_TYPE_ENGINE_ARENAS, &message, 0, &fds[sent],
+                                WIRE_FDS_MAX),
+                      "the question behind it fails");
+        }
+        sent += WIRE_FDS_MAX;
+    }
+    return (int)sent;
+}
+
+/* The arenas of the write, in `arenas` and `fds` (room for source_count). How many are there. */
+static uint32_t write_arenas(struct run *run, const struct core_member_write *job,
+                             struct wire_engine_arena *arenas, int *fds)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < job->source_count; i++) {
+        const struct arena *arena = arena_find(run, job->sources[i].arena);
+
+        if (arena) {
+            arenas[count].arena = arena->id;
+            arenas[count].slot = job->sources[i].slot;
+            fds[count++] = arena->fd;
+        }
+    }
+    return count;
+}
+
+static void write_send(struct run *run, struct engine *engine, struct engine_pending *pending,
+                       const struct core_member_write *job, const struct wire_engine_arena *arenas,
+                       const int *fds, uint32_t count)
+{
+    struct wire_engine_write message = {0};
+
+    engine_root_fill(run, job->root, 1, &message.root);
+    message.attempt = (struct wire_engine_attempt){.attempt = job->attempt,
+                                                   .step = job->step,
+                                                   .generation = job->generation,
+                                                   .line = job->line,
+                                                   .count = 1};
+    snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", job->dir);
+    snprintf(message.part, sizeof(message.part), "part-%.56s", run->daemon->config.name);
+    snprintf(message.codec, sizeof(message.codec), "%s", run->job->codec);
+    if (!engine->conn && !engine->is_stuck) {
+        engine_start(engine);
+    }
+    uint32_t sent = (uint32_t)write_send_ahead(engine, job->attempt, arenas, fds, count);
+
+    for (uint32_t i = sent; i < count; i++) {
+        message.arenas[message.arena_count] = arenas[i];
+        message.arenas[message.arena_count].fd_index = message.arena_count;
+        message.arena_count++;
+    }
+    engine_ask(engine, pending, WIRE_TYPE_ENGINE_WRITE, &message, &fds[sent], count - sent);
+}
+
+void engine_write(struct run *run, uint64_t attempt)
+{
+    struct core_member_write job;
+
+    if (core_member_write(run->member, attempt, &job) != 0) {
+        return; /* nobody wants it any more */
+    }
+    struct engine *engine = job.root < run->job->root_count
+                                ? engine_of(run->daemon, run->job->roots[job.root].path)
+                                : NULL;
+    struct engine_pending *pending =
+        engine ? engine_pending_add(engine, ENGINE_ASKED_WRITE, attempt, run->id) : NULL;
+
+    if (!pending) {
+        free(job.sources);
+        write_refused(run, attempt, job.step, BL_ELIMIT, "too many saves under way");
+        return;
+    }
+    pending->step = job.step;
+    struct wire_engine_arena *arenas = calloc(job.source_count + 1, sizeof(*arenas));
+    int *fds = calloc(job.source_count + 1, sizeof(*fds));
+
+    BL_ASSERT(arenas && fds);
+    uint32_t count = write_arenas(run, &job, arenas, fds);
+
+    if (count == job.source_count) {
+        write_send(run, engine, pending, &job, arenas, fds, count);
+    } else {
+        struct engine_pending none;
+
+        BL_IGNORE(engine_pending_take(engine, ENGINE_ASKED_WRITE, attempt, &none), "just added");
+        write_refused(run, attempt, job.step, BL_ENOSTATE, "memory of the step is gone");
+    }
+    free(job.sources);
+    free(arenas);
+    free(fds);
+}
+
+void engine_cancel(struct run *run, uint64_t attempt)
+{
+    const struct wire_directive *directive = core_member_directive(run->member);
+    struct wire_engine_cancel message = {0};
+    struct engine_pending pending;
+
+    for (uint32_t i = 0; directive && i < directive->save_count; i++) {
+        const struct wire_save *save = &directive->saves[i];
+
+        if (save->attempt != attempt || save->root >= run->job->root_count) {
+            continue;
+        }
+        struct engine *engine = engine_of(run->daemon, run->job->roots[save->root].path);
+
+        if (!engine) {
+            continue;
+        }
+        BL_IGNORE(engine_pending_take(engine, ENGINE_ASKED_WRITE, attempt, &pending) == 0,
+                  "it was done already");
+        engine_root_fill(run, save->root, 0, &message.root);
+        message.attempt = (struct wire_engine_attempt){.attempt = attempt,
+                                                       .step = save->step,
+                                                       .generation = save->generation,
+                                                       .line = save->line,
+                                                       .count = 1};
+        snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", save->dir);
+        BL_IGNORE(engine->conn &&
+                      conn_send(engine->conn, WIRE_TYPE_ENGINE_CANCEL, &message, 0, NULL, 0) != 0,
+                  "the next save sweeps");
+    }
+}
+
+static void commit_fill(struct run *run, const struct core_commit *commit,
+                        struct wire_engine_commit *message)
+{
+    const struct bl_job_root *root = &run->job->roots[commit->root];
+
+    engine_root_fill(run, commit->root, 0, &message->root);
+    message->attempt = (struct wire_engine_attempt){.attempt = commit->attempt,
+                                                    .step = commit->step,
+                                                    .generation = commit->generation,
+                                                    .line = commit->line,
+                                                    .count = 1};
+    snprintf(message->attempt.dir, sizeof(message->attempt.dir), "%s", commit->dir);
+    message->manifest_json = manifest_json(run, commit);
+    message->keep = (struct wire_engine_keep){.keep = root->keep,
+                                              .keep_best = root->keep_best,
+                                              .keep_every = root->keep_every,
+                                              .bytes_max = root->bytes_max};
+    message->verify = root->verify;
+    message->part_count = commit->part_count;
+    message->parts = calloc(commit->part_count + 1, sizeof(*message->parts));
+    message->line_end_count = commit->line_end_count;
+    message->line_ends = calloc(commit->line_end_count + 1, sizeof(*message->line_ends));
+    BL_ASSERT(message->parts && message->line_ends);
+    for (uint32_t i = 0; i < commit->part_count; i++) {
+        message->parts[i].part_json = strdup(commit->parts[i].part_json);
+    }
+    if (commit->line_end_count) {
+        memcpy(message->line_ends, commit->line_ends,
+               commit->line_end_count * sizeof(*message->line_ends));
+    }
+}
+
+void engine_commit(struct run *run, uint64_t attempt)
+{
+    struct core_commit commit;
+    struct wire_engine_commit message = {0};
+
+    if (core_leader_commit(run->leader, attempt, &commit) != 0) {
+        return; /* given up meanwhile */
+    }
+    struct engine *engine = commit.root < run->job->root_count
+                                ? engine_of(run->daemon, run->job->roots[commit.root].path)
+                                : NULL;
+    struct engine_pending *pending =
+        engine ? engine_pending_add(engine, ENGINE_ASKED_COMMIT, attempt, run->id) : NULL;
+
+    if (!pending) {
+        free(commit.parts);
+        core_leader_on_commit_done(run->leader, attempt, BL_EABORTED, "too many saves", 0,
+                                   daemon_now_ms());
+        return;
+    }
+    commit_fill(run, &commit, &message);
+    free(commit.parts);
+    engine_ask(engine, pending, WIRE_TYPE_ENGINE_COMMIT, &message, NULL, 0);
+    wire_engine_commit_free(&message);
+}
+
+/* ---- reading ---- */
+
+void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
+                      engine_scanned_fn done, void *arg)
+{
+    struct engine *engine = engine_of(daemon, root->path);
+    struct wire_engine_scan message = {.root = *root};
+
+    message.request = engine ? ++engine->next_request : 0;
+    struct engine_pending *pending =
+        engine ? engine_pending_add(engine, ENGINE_ASKED_SCAN, message.request, 0) : NULL;
+
+    if (!pending) {
+        done(arg, NULL);
+        return;
+    }
+    pending->scanned = done;
+    pending->arg = arg;
+    engine_ask(engine, pending, WIRE_TYPE_ENGINE_SCAN, &message, NULL, 0);
+}
+
+void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
+                 engine_loaded_fn done, void *arg)
+{
+    struct bl_errmsg msg = {{0}};
+    struct wire_engine_load message = {
+        .arena = arena->id, .slot = load->slot, .extents = load->extents};
+    uint32_t root = 0;
+
+    while (root < run->job->root_count && strcmp(run->job->roots[root].path, load->root) != 0) {
+        root++;
+    }
+    if (root == run->job->root_count) { /* a rank reads where its job says, and nowhere else */
+        done(arg, BL_EFOREIGN, "not a root of this job");
+        return;
+    }
+    int rc =
+        wire_arena_slot_offset(arena->map, arena->bytes, load->slot, &message.data_offset, &msg);
+
+    if (rc != 0) {
+        done(arg, rc, msg.text);
+        return;
+    }
+    struct engine *engine = engine_of(run->daemon, load->root);
+
+    message.request = engine ? ++engine->next_request : 0;
+    struct engine_pending *pending =
+        engine ? engine_pending_add(engine, ENGINE_ASKED_LOAD, message.request, run->id) : NULL;
+
+    if (!pending) {
+        done(arg, BL_ELIMIT, "too many loads under way");
+        return;
+    }
+    pending->loaded = done;
+    pending->arg = arg;
+    engine_root_fill(run, root, 0, &message.root);
+    message.root.shared = 1;
+    snprintf(message.dir, sizeof(message.dir), "%s", load->dir);
+    engine_ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Is a root stuck? A save may rightly take an hour, so that a question's age says nothing. What
+ * says something is that the engine was asked and neither reads, writes nor computes: the counters
+ * of /proc/PID/io and its processor time stand still. After deadlines.root of that the root is
+ * stuck.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "daemon/engine_state.h"
+
+#define WATCH_DEADLINE_MS 60000u  /* of roots of no job (a submit looks at one) */
+#define WATCH_LOOKS       8u      /* in a deadline */
+#define WATCH_PAUSE_MS    1000u   /* after the first time; doubles */
+#define WATCH_PAUSE_MAX   300000u /* still soon after somebody mended it */
+#define WATCH_FORMER_MAX  4u      /* children that cannot die; no more are put beside them */
+#define WATCH_BUSY_SHARE  20u     /* 1/20 of the time on a processor is work; less are timers */
+
+static uint64_t watch_deadline_ms(const struct engine *engine)
+{
+    uint64_t deadline = UINT64_MAX;
+
+    for (uint32_t i = 0; i < engine->daemon->run_count; i++) {
+        const struct bl_job *job = engine->daemon->runs[i]->job;
+
+        for (uint32_t r = 0; r < job->root_count; r++) {
+            if (strcmp(job->roots[r].path, engine->path) == 0 && job->deadlines.root < deadline) {
+                deadline = job->deadlines.root;
+            }
+        }
+    }
+    return bl_time_scaled_ms(deadline == UINT64_MAX ? WATCH_DEADLINE_MS : (uint32_t)deadline);
+}
+
+/* Sum of the numbers behind the names of /proc/PID/io that count bytes. 0 when it cannot be read.
+ */
+static uint64_t watch_io(uint32_t pid)
+{
+    char path[64], name[32];
+    uint64_t value, sum = 0;
+
+    snprintf(path, sizeof(path), "/proc/%u/io", pid);
+    FILE *file = fopen(path, "re");
+
+    while (file && fscanf(file, "%31[a-z_]: %" SCNu64 "\n", name, &value) == 2) {
+        sum += strcmp(name, "syscr") != 0 && strcmp(name, "syscw") != 0 ? value : 0;
+    }
+    if (file) {
+        fclose(file);
+    }
+    return sum;
+}
+
+static uint64_t watch_cpu_ticks(uint32_t pid)
+{
+    char path[64], text[1024];
+    unsigned long long user = 0, system = 0;
+
+    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    FILE *file = fopen(path, "re");
+    size_t bytes = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+
+    if (file) {
+        fclose(file);
+    }
+    text[bytes] = 0;
+    const char *at = strrchr(text, ')'); /* behind the name, which may hold anything */
+
+    if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user,
+                      &system) != 2) {
+        return 0;
+    }
+    return user + system;
+}
+
+static void roots_tell(const struct engine *engine)
+{
+    for (uint32_t i = engine->daemon->run_count; i > 0; i--) {
+        struct run *run = engine->daemon->runs[i - 1];
+
+        for (uint32_t r = 0; run->leader && r < run->job->root_count; r++) {
+            if (strcmp(run->job->roots[r].path, engine->path) == 0) {
+                core_leader_on_root(run->leader, r, engine->is_stuck, "", daemon_now_ms());
+            }
+        }
+        run_pump(run);
+    }
+}
+
+const char *engine_watch_text(const struct engine *engine)
+{
+    static char text[WIRE_REASON_MAX];
+
+    snprintf(text, sizeof(text), "root %.400s does not answer", engine->path);
+    return text;
+}
+
+static void watch_stuck(struct engine *engine, uint64_t still_ms)
+{
+    uint64_t pause = (uint64_t)WATCH_PAUSE_MS
+                     << (engine->stuck_count < 10 ? engine->stuck_count : 10);
+
+    pause = bl_time_scaled_ms((uint32_t)(pause < WATCH_PAUSE_MAX ? pause : WATCH_PAUSE_MAX));
+    if (!engine->is_stuck) {
+        event(engine->daemon->events, EVENT_ENGINE_STUCK, "pid=%u root=%s still_ms=%llu asked=%u",
+              engine->pid, engine->path, (unsigned long long)still_ms, engine->asked);
+    }
+    engine->is_stuck = 1;
+    engine->stuck_count++;
+    uv_timer_stop(engine->watch);
+    engine_child_abandon(engine);
+    engine_restart_in(engine, pause);
+    engine_pending_fail_all(engine, engine_watch_text(engine));
+    roots_tell(engine);
+}
+
+static void on_watch(uv_timer_t *timer)
+{
+    struct engine *engine = timer->data;
+    uint64_t now = daemon_now_ms();
+
+    if (engine->asked == 0) {
+        uv_timer_stop(timer);
+        return;
+    }
+    uint64_t io = watch_io(engine->pid), cpu = watch_cpu_ticks(engine->pid);
+    uint64_t gap = now - engine->looked_ms;
+
+    if (gap > 3 * uv_timer_get_repeat(timer)) { /* we did not look: stopped, or the machine slept */
+        engine->moved_ms = now;
+    }
+    uint64_t cpu_ms = (cpu - engine->cpu_ticks) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+
+    if (io != engine->io_count || (cpu > engine->cpu_ticks && cpu_ms * WATCH_BUSY_SHARE >= gap)) {
+        engine->moved_ms = now;
+    }
+    engine->io_count = io;
+    engine->cpu_ticks = cpu;
+    engine->looked_ms = now;
+    if (now - engine->moved_ms >= watch_deadline_ms(engine)) {
+        watch_stuck(engine, now - engine->moved_ms);
+    }
+}
+
+void engine_watch_begin(struct engine *engine)
+{
+    uint64_t every = watch_deadline_ms(engine) / WATCH_LOOKS;
+
+    engine->used_ms = daemon_now_ms();
+    if (uv_is_active((uv_handle_t *)engine->watch)) {
+        return;
+    }
+    engine->moved_ms = engine->looked_ms = engine->used_ms;
+    every = every > 50 ? every : 50;
+    uv_timer_start(engine->watch, on_watch, every, every);
+}
+
+void engine_watch_moved(struct engine *engine)
+{
+    engine->moved_ms = daemon_now_ms();
+}
+
+void engine_watch_answered(struct engine *engine)
+{
+    engine_watch_moved(engine);
+    if (!engine->is_stuck) {
+        return;
+    }
+    engine->is_stuck = 0;
+    engine->stuck_count = 0;
+    event(engine->daemon->events, EVENT_ENGINE_BACK, "pid=%u root=%s", engine->pid, engine->path);
+    roots_tell(engine);
+}
+
+/* What is there is of no interest, that it answers is. */
+static void on_tried(void *arg, const struct wire_engine_scanned *scanned)
+{
+    (void)arg;
+    (void)scanned;
+}
+
+void engine_watch_try(struct engine *engine)
+{
+    uint32_t former = 0;
+
+    for (const struct engine_child *child = engine->former; child; child = child->next) {
+        former++;
+    }
+    if (former >= WATCH_FORMER_MAX) { /* they wait in the kernel, and so would this one */
+        watch_stuck(engine, 0);
+        return;
+    }
+    struct wire_engine_scan message = {.request = ++engine->next_request};
+    struct engine_pending *pending =
+        engine_pending_add(engine, ENGINE_ASKED_SCAN, message.request, 0);
+
+    snprintf(message.root.path, sizeof(message.root.path), "%s", engine->path);
+    snprintf(message.root.node, sizeof(message.root.node), "%s", engine->daemon->config.name);
+    message.root.nodes = 1;
+    message.root.shared = 1;
+    BL_ASSERT(pending != NULL);
+    pending->scanned = on_tried;
+    engine_start(engine);
+    if (engine->conn && conn_send(engine->conn, WIRE_TYPE_ENGINE_SCAN, &message, 0, NULL, 0) == 0) {
+        engine_watch_begin(engine);
+    } else {
+        watch_stuck(engine, 0);
+    }
+}
+
+void engine_roots_tell(struct run *run)
+{
+    for (const struct engine *engine = run->daemon->engines; engine; engine = engine->next) {
+        for (uint32_t r = 0; run->leader && engine->is_stuck && r < run->job->root_count; r++) {
+            if (strcmp(run->job->roots[r].path, engine->path) == 0) {
+                core_leader_on_root(run->leader, r, 1, "", daemon_now_ms());
+            }
+        }
+    }
+}
