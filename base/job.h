@@ -21,9 +21,14 @@
 #define BL_JOB_BYTES_MAX (1024 * 1024) /* of a job file */
 #define BL_JOB_AUTO      UINT64_MAX    /* "auto": Belay chooses */
 
+enum bl_arch { BL_ARCH_LLAMA, BL_ARCH_GPT2 }; /* places in the option's choices */
+
 struct bl_job_model {
+    uint32_t arch; /* enum bl_arch */
     uint32_t layers, dim, hidden, heads, kv_heads, vocab;
-    uint32_t tied; /* head shares the embedding's weights */
+    uint32_t tied;    /* head shares the embedding's weights */
+    uint32_t bias;    /* GPT-2: biases in linear layers and norms */
+    uint32_t context; /* GPT-2: rows of the position embedding, at least seq_len; Llama: 0 */
     double rope_theta, norm_eps;
 };
 

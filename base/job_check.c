@@ -36,6 +36,13 @@ static int BL_PRINTF(4, 5)
                   mark->column, key, text.text);
 }
 
+/* Was the option in the file? Without a file (one option of a whole job is set) all were. */
+static int was_given(const struct job_checker *checker, const char *key)
+{
+    const struct job_option *option = job_option_find(key);
+    return checker->marks == NULL || checker->marks->at[option - job_options].line != 0;
+}
+
 static int check_name(const struct job_checker *checker)
 {
     const char *name = checker->job->name;
@@ -87,17 +94,27 @@ static int check_layout(const struct job_checker *checker)
 static int check_model(const struct job_checker *checker)
 {
     struct bl_job_model *model = &checker->job->model;
+    int is_gpt2 = model->arch == BL_ARCH_GPT2;
     if (model->kv_heads == 0) {
         model->kv_heads = model->heads;
     }
     if (model->hidden == 0) {
-        model->hidden = (model->dim * 8 / 3 + 31) / 32 * 32;
+        model->hidden = is_gpt2 ? 4 * model->dim : (model->dim * 8 / 3 + 31) / 32 * 32;
+    }
+    if (is_gpt2 && !was_given(checker, "model.tied")) {
+        model->tied = 1;
+    }
+    if (is_gpt2 && model->context == 0) {
+        model->context = checker->job->train.seq_len;
+    }
+    if (!is_gpt2) {
+        model->bias = 0;
     }
     if (model->dim % model->heads != 0) {
         return check_fail(checker, BL_ECONFIG, "model.heads", "%u does not divide dim (%u)",
                           model->heads, model->dim);
     }
-    if (model->dim / model->heads % 2 != 0) {
+    if (!is_gpt2 && model->dim / model->heads % 2 != 0) {
         return check_fail(checker, BL_ECONFIG, "model.heads",
                           "a head of %u (dim %u / heads %u) is odd: rotary positions need pairs",
                           model->dim / model->heads, model->dim, model->heads);
@@ -105,6 +122,20 @@ static int check_model(const struct job_checker *checker)
     if (model->heads % model->kv_heads != 0) {
         return check_fail(checker, BL_ECONFIG, "model.kv_heads", "%u does not divide heads (%u)",
                           model->kv_heads, model->heads);
+    }
+    if (is_gpt2 && model->kv_heads != model->heads) {
+        return check_fail(checker, BL_ECONFIG, "model.kv_heads",
+                          "%u: gpt2 has as many as heads (%u)", model->kv_heads, model->heads);
+    }
+    if (is_gpt2 && model->context < checker->job->train.seq_len) {
+        return check_fail(checker, BL_ECONFIG, "model.context",
+                          "%u positions are too few for train.seq_len %u", model->context,
+                          checker->job->train.seq_len);
+    }
+    if (!is_gpt2 && model->context != 0) {
+        return check_fail(checker, BL_ECONFIG, "model.context",
+                          "%u: llama's rotary positions have no end (leave it out)",
+                          model->context);
     }
     if (strcmp(checker->job->tokenizer, "bytes") == 0 && model->vocab < 256) {
         return check_fail(checker, BL_ECONFIG, "model.vocab",

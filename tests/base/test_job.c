@@ -112,6 +112,26 @@ static void test_job_file_is_read_with_defaults_filled_in(void **state)
     assert_string_equal(job.codec, "none");
 }
 
+static void test_job_gpt2_has_defaults_of_its_own(void **state)
+{
+    (void)state;
+    struct bl_errmsg msg;
+    struct bl_job again;
+    assert_int_equal(parse(with_line(8, "  arch: gpt2\n"), &msg), 0);
+    assert_int_equal(job.model.arch, BL_ARCH_GPT2);
+    assert_int_equal(job.model.hidden, 256);
+    assert_int_equal(job.model.context, 64);
+    assert_int_equal(job.model.kv_heads, 4);
+    assert_true(job.model.tied && job.model.bias);
+    char *text = bl_job_to_json(&job);
+    assert_non_null(text);
+    assert_int_equal(bl_job_parse(&again, text, strlen(text), "frozen", "/", &msg), 0);
+    assert_memory_equal(&again.model, &job.model, sizeof(job.model));
+    free(text);
+    assert_int_equal(parse(with_line(8, "  arch: gpt2\n  tied: false\n  bias: false\n"), &msg), 0);
+    assert_false(job.model.tied || job.model.bias);
+}
+
 static void test_job_lanes_default_to_ranks(void **state)
 {
     (void)state;
@@ -167,8 +187,14 @@ static const struct refusal refusals[] = {
      "job.yaml:11:12: data.weights[]: 1 weights for 2 files: give one for each file, or none"},
     {10, "  files: [a]\n  weights: [0]", BL_ECONFIG,
      "job.yaml:11:13: data.weights[]: 0 is not within above 0 and 1e+09"},
-    {8, "  arch: gpt2", BL_ENOTBUILT,
-     "job.yaml:8:9: model.arch: 'gpt2' is not built into this version (there is: llama)"},
+    {8, "  arch: bert", BL_ECONFIG,
+     "job.yaml:8:9: model.arch: 'bert' is unknown (there is: llama|gpt2)"},
+    {8, "  arch: gpt2\n  kv_heads: 2", BL_ECONFIG,
+     "job.yaml:9:13: model.kv_heads: 2: gpt2 has as many as heads (4)"},
+    {8, "  arch: gpt2\n  context: 63", BL_ECONFIG,
+     "job.yaml:9:12: model.context: 63 positions are too few for train.seq_len 64"},
+    {8, "  context: 64", BL_ECONFIG,
+     "job.yaml:8:12: model.context: 64: llama's rotary positions have no end (leave it out)"},
     {8, "  tied: yes", BL_ECONFIG, "job.yaml:8:9: model.tied: must be true or false, not 'yes'"},
     {8, "  norm_eps: nan", BL_ECONFIG,
      "job.yaml:8:13: model.norm_eps: must be a number, not 'nan'"},
@@ -443,6 +469,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_file_is_read_with_defaults_filled_in),
+        cmocka_unit_test(test_job_gpt2_has_defaults_of_its_own),
         cmocka_unit_test(test_job_lanes_default_to_ranks),
         cmocka_unit_test(test_job_file_is_refused_with_line_and_column),
         cmocka_unit_test(test_job_text_that_is_no_job_is_refused),

@@ -138,6 +138,109 @@ static void test_rmsnorm(void **state)
     }
 }
 
+/* ---- LayerNorm: the same shape, inputs 0 x, 1 weight, 2 bias ---- */
+
+static int g_has_bias;
+
+static void layernorm64(void)
+{
+    for (int n = 0; n < NN; n++) {
+        const double *x = g_in64[0] + n * NC;
+        double mean = 0, var = 0;
+        for (int i = 0; i < NC; i++) {
+            mean += x[i] / NC;
+        }
+        for (int i = 0; i < NC; i++) {
+            var += (x[i] - mean) * (x[i] - mean) / NC;
+        }
+        for (int i = 0; i < NC; i++) {
+            g_out64[n * NC + i] = (x[i] - mean) / sqrt(var + (double)1e-5f) * g_in64[1][i] +
+                                  (g_has_bias ? g_in64[2][i] : 0);
+        }
+    }
+}
+
+static void check_layernorm(int has_bias)
+{
+    const float *bias = has_bias ? g_in[2] : NULL;
+    float *dbias = has_bias ? g_d[2] : NULL, *mean = g_stats, *rstd = g_stats + NN;
+    g_has_bias = has_bias;
+    fill(1.0);
+    for (int i = 0; i < NN * NC; i++) { /* a mean that is not near 0 */
+        g_in[0][i] += 3.0f;
+        g_in64[0][i] = (double)g_in[0][i];
+    }
+    kern_layernorm_forward(g_pool, g_out, mean, rstd, g_in[0], g_in[1], bias, NN, NC, 1e-5f);
+    check_forward(layernorm64, NN * NC);
+    memset(g_d[0], 0, sizeof g_d[0]);
+    kern_layernorm_backward(g_pool, g_d[0], g_d[1], dbias, g_r, g_in[0], g_in[1], mean, rstd, NN,
+                            NC, 0);
+    check_backward(layernorm64, NN * NC, 0, NN * NC, g_d[0]);
+    check_backward(layernorm64, NN * NC, 1, NC, g_d[1]);
+    if (has_bias) {
+        check_backward(layernorm64, NN * NC, 2, NC, g_d[2]);
+    }
+    memcpy(g_out, g_d[1], sizeof g_out);
+    kern_layernorm_backward(g_pool, g_d[0], g_d[1], dbias, g_r, g_in[0], g_in[1], mean, rstd, NN,
+                            NC, 1);
+    for (int i = 0; i < NC; i++) {
+        assert_true(g_d[1][i] == 2 * g_out[i]);
+    }
+}
+
+static void test_layernorm(void **state)
+{
+    (void)state;
+    check_layernorm(1);
+    check_layernorm(0);
+}
+
+/* ---- biases and positions: B 3, T 5, rows 8, C 77 ---- */
+
+enum { PB = 3, PT = 5, PROWS = 8, PC = 77, PN = PB * PT };
+
+static void position64(void)
+{
+    for (int n = 0; n < PN; n++) {
+        for (int i = 0; i < PC; i++) {
+            g_out64[n * PC + i] = g_in64[0][n * PC + i] + g_in64[1][n % PT * PC + i];
+        }
+    }
+}
+
+static void bias64(void)
+{
+    for (int i = 0; i < PN * PC; i++) {
+        g_out64[i] = g_in64[0][i] + g_in64[1][i % PC];
+    }
+}
+
+static void test_bias_and_positions(void **state)
+{
+    (void)state;
+    fill(1.0);
+    memcpy(g_out, g_in[0], sizeof g_out);
+    kern_bias_forward(g_pool, g_out, g_in[1], PN, PC);
+    check_forward(bias64, PN * PC);
+    kern_bias_backward(g_pool, g_d[1], g_r, PN, PC, 0);
+    check_backward(bias64, PN * PC, 1, PC, g_d[1]);
+
+    memcpy(g_out, g_in[0], sizeof g_out);
+    kern_position_forward(g_pool, g_out, g_in[1], PN, PC, PT, 0);
+    check_forward(position64, PN * PC);
+    kern_position_backward(g_pool, g_d[1], g_r, PN, PC, PT, PROWS, 0);
+    check_backward(position64, PN * PC, 1, PROWS * PC, g_d[1]);
+    memcpy(g_d[2], g_d[1], sizeof g_d[2]);
+    kern_position_backward(g_pool, g_d[2], g_r, PN, PC, PT, PROWS, 1);
+    for (int i = 0; i < PROWS * PC; i++) {
+        assert_true(fabsf(g_d[2][i] - 2 * g_d[1][i]) < 1e-5f);
+    }
+    /* One row at a position is that row of the whole. */
+    memcpy(g_d[0], g_in[0] + 3 * PC, PC * sizeof(float));
+    kern_position_forward(g_pool, g_d[0], g_in[1], 1, PC, 1, 3);
+    assert_memory_equal(g_d[0], g_out + 3 * PC, PC * sizeof(float));
+}
+
 /* ---- rotary positions: B 2, T 7, H 3, D 10 ---- */
 
 enum { RB = 2, RT = 7, RH = 3, RD = 10 };
@@ -197,6 +300,29 @@ static void test_swiglu(void **state)
     check_backward(swiglu64, SN, 1, SN, g_d[1]);
     const float far[4] = {-200.0f, 200.0f, -88.5f, 0.0f}, up[4] = {1, 1, 1, 1};
     kern_swiglu_forward(g_pool, g_out, far, up, 4);
+    assert_true(fabsf(g_out[0]) < 1e-30f && g_out[1] == 200.0f && g_out[3] == 0.0f);
+}
+
+/* ---- GELU ---- */
+
+static void gelu64(void)
+{
+    for (int i = 0; i < SN; i++) {
+        double x = g_in64[0][i];
+        g_out64[i] = x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    }
+}
+
+static void test_gelu(void **state)
+{
+    (void)state;
+    fill(2.0);
+    kern_gelu_forward(g_pool, g_out, g_in[0], SN);
+    check_forward(gelu64, SN);
+    kern_gelu_backward(g_pool, g_d[0], g_r, g_in[0], SN);
+    check_backward(gelu64, SN, 0, SN, g_d[0]);
+    const float far[4] = {-200.0f, 200.0f, -12.5f, 0.0f};
+    kern_gelu_forward(g_pool, g_out, far, 4);
     assert_true(fabsf(g_out[0]) < 1e-30f && g_out[1] == 200.0f && g_out[3] == 0.0f);
 }
 
@@ -312,9 +438,11 @@ static void test_attention(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_embedding),     cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rope),          cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_embedding), cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_layernorm), cmocka_unit_test(test_bias_and_positions),
+        cmocka_unit_test(test_gelu),      cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_swiglu),    cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_attention),
     };
     if (kern_pool_new(&g_pool, 3, NULL) < 0) {
         return 1;

@@ -24,6 +24,19 @@ const struct bl_job_model MODEL_SMALL = {.layers = 2,
                                          .rope_theta = 10000.0,
                                          .norm_eps = 1e-5};
 
+const struct bl_job_model MODEL_SMALL_GPT2 = {.arch = BL_ARCH_GPT2,
+                                              .layers = 2,
+                                              .dim = 70,
+                                              .hidden = 301,
+                                              .heads = 5,
+                                              .kv_heads = 5,
+                                              .vocab = 517,
+                                              .tied = 1,
+                                              .bias = 1,
+                                              .context = 160,
+                                              .rope_theta = 1,
+                                              .norm_eps = 1e-5};
+
 void model_bench_init(struct model_bench *b, const struct bl_job_model *config, uint32_t seq_len,
                       uint32_t batch, uint32_t threads)
 {

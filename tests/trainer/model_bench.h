@@ -10,7 +10,7 @@
 #include "trainer/model.h"
 
 /* Sizes with odd ends: more than one tile, query block and part of a vector. */
-extern const struct bl_job_model MODEL_SMALL;
+extern const struct bl_job_model MODEL_SMALL, MODEL_SMALL_GPT2;
 
 /* A model with buffers and a batch. */
 struct model_bench {

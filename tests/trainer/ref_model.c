@@ -12,17 +12,29 @@ struct seq {
     double *x; /* [T,C] the residual stream */
 };
 
-static const double *named(const struct seq *s, const char *layer_name, uint32_t layer)
+/* A tensor of a layer, or one of that very name; NULL: there is none. */
+static const double *find(const struct seq *s, const char *layer_name, uint32_t layer)
 {
     char name[BL_TENSOR_NAME_MAX];
-    snprintf(name, sizeof name, "model.layers.%u.%s.weight", layer, layer_name);
+    int gpt2 = s->ref->config.arch == BL_ARCH_GPT2;
+    snprintf(name, sizeof name, "%s.%u.%s", gpt2 ? "transformer.h" : "model.layers", layer,
+             layer_name);
     for (uint32_t i = 0; i < s->ref->tensor_count; i++) {
         if (strcmp(s->ref->tensors[i].name, name) == 0 ||
             strcmp(s->ref->tensors[i].name, layer_name) == 0) {
             return s->params + s->ref->tensors[i].offset;
         }
     }
-    abort();
+    return NULL;
+}
+
+static const double *named(const struct seq *s, const char *layer_name, uint32_t layer)
+{
+    const double *at = find(s, layer_name, layer);
+    if (at == NULL) {
+        abort();
+    }
+    return at;
 }
 
 static double *zeros(size_t count)
@@ -105,10 +117,10 @@ static void attention(struct seq *s, uint32_t layer)
     uint32_t t_count = s->ref->seq_len, c = m->dim, d = c / m->heads, kv = d * m->kv_heads;
     double *n = zeros(t_count * c), *q = zeros(t_count * c), *k = zeros(t_count * kv);
     double *v = zeros(t_count * kv), *o = zeros(t_count * c), *y = zeros(t_count * c);
-    norm(n, s->x, named(s, "input_layernorm", layer), s->ref);
-    product(q, n, named(s, "self_attn.q_proj", layer), t_count, c, c);
-    product(k, n, named(s, "self_attn.k_proj", layer), t_count, c, kv);
-    product(v, n, named(s, "self_attn.v_proj", layer), t_count, c, kv);
+    norm(n, s->x, named(s, "input_layernorm.weight", layer), s->ref);
+    product(q, n, named(s, "self_attn.q_proj.weight", layer), t_count, c, c);
+    product(k, n, named(s, "self_attn.k_proj.weight", layer), t_count, c, kv);
+    product(v, n, named(s, "self_attn.v_proj.weight", layer), t_count, c, kv);
     rotate(q, t_count, m->heads, d, m->rope_theta);
     rotate(k, t_count, m->kv_heads, d, m->rope_theta);
     for (uint32_t t = 0; t < t_count; t++) {
@@ -117,7 +129,7 @@ static void attention(struct seq *s, uint32_t layer)
             attend(o + t * c + h * d, q + t * c + h * d, k + shared, v + shared, t, kv, d);
         }
     }
-    product(y, o, named(s, "self_attn.o_proj", layer), t_count, c, c);
+    product(y, o, named(s, "self_attn.o_proj.weight", layer), t_count, c, c);
     for (uint32_t i = 0; i < t_count * c; i++) {
         s->x[i] += y[i];
     }
@@ -130,17 +142,92 @@ static void mlp(struct seq *s, uint32_t layer)
     uint32_t t_count = s->ref->seq_len, c = m->dim, f = m->hidden;
     double *n = zeros(t_count * c), *gate = zeros(t_count * f), *up = zeros(t_count * f);
     double *y = zeros(t_count * c);
-    norm(n, s->x, named(s, "post_attention_layernorm", layer), s->ref);
-    product(gate, n, named(s, "mlp.gate_proj", layer), t_count, c, f);
-    product(up, n, named(s, "mlp.up_proj", layer), t_count, c, f);
+    norm(n, s->x, named(s, "post_attention_layernorm.weight", layer), s->ref);
+    product(gate, n, named(s, "mlp.gate_proj.weight", layer), t_count, c, f);
+    product(up, n, named(s, "mlp.up_proj.weight", layer), t_count, c, f);
     for (uint32_t i = 0; i < t_count * f; i++) {
         gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
     }
-    product(y, gate, named(s, "mlp.down_proj", layer), t_count, f, c);
+    product(y, gate, named(s, "mlp.down_proj.weight", layer), t_count, f, c);
     for (uint32_t i = 0; i < t_count * c; i++) {
         s->x[i] += y[i];
     }
     free(n), free(gate), free(up), free(y);
+}
+
+/* ---- GPT-2 ---- */
+
+/* y += the bias of that name, if there is one */
+static void add_bias(const struct seq *s, double *y, const char *name, uint32_t layer, uint32_t out)
+{
+    const double *bias = find(s, name, layer);
+    for (uint32_t i = 0; bias != NULL && i < s->ref->seq_len * out; i++) {
+        y[i] += bias[i % out];
+    }
+}
+
+static void layer_norm(const struct seq *s, double *y, const char *weight, const char *bias,
+                       uint32_t layer)
+{
+    uint32_t c = s->ref->config.dim;
+    const double *w = named(s, weight, layer);
+    for (uint32_t t = 0; t < s->ref->seq_len; t++) {
+        const double *x = s->x + t * c;
+        double mean = 0, var = 0;
+        for (uint32_t i = 0; i < c; i++) {
+            mean += x[i] / c;
+        }
+        for (uint32_t i = 0; i < c; i++) {
+            var += (x[i] - mean) * (x[i] - mean) / c;
+        }
+        for (uint32_t i = 0; i < c; i++) {
+            y[t * c + i] = (x[i] - mean) / sqrt(var + (float)s->ref->config.norm_eps) * w[i];
+        }
+    }
+    add_bias(s, y, bias, layer, c);
+}
+
+static void linear(const struct seq *s, double *y, const double *x, const char *name,
+                   uint32_t layer, uint32_t in, uint32_t out)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s.weight", name);
+    product(y, x, named(s, full, layer), s->ref->seq_len, in, out);
+    snprintf(full, sizeof full, "%s.bias", name);
+    add_bias(s, y, full, layer, out);
+}
+
+static void gpt2_layer(struct seq *s, uint32_t layer)
+{
+    const struct bl_job_model *m = &s->ref->config;
+    uint32_t t_count = s->ref->seq_len, c = m->dim, f = m->hidden, d = c / m->heads;
+    double *n = zeros(t_count * c), *q = zeros(t_count * c), *k = zeros(t_count * c);
+    double *v = zeros(t_count * c), *o = zeros(t_count * c), *y = zeros(t_count * c);
+    double *u = zeros(t_count * f);
+    layer_norm(s, n, "ln_1.weight", "ln_1.bias", layer);
+    linear(s, q, n, "attn.q_proj", layer, c, c);
+    linear(s, k, n, "attn.k_proj", layer, c, c);
+    linear(s, v, n, "attn.v_proj", layer, c, c);
+    for (uint32_t t = 0; t < t_count; t++) {
+        for (uint32_t h = 0; h < m->heads; h++) {
+            attend(o + t * c + h * d, q + t * c + h * d, k + h * d, v + h * d, t, c, d);
+        }
+    }
+    linear(s, y, o, "attn.o_proj", layer, c, c);
+    for (uint32_t i = 0; i < t_count * c; i++) {
+        s->x[i] += y[i];
+    }
+    layer_norm(s, n, "ln_2.weight", "ln_2.bias", layer);
+    linear(s, u, n, "mlp.up_proj", layer, c, f);
+    for (uint32_t i = 0; i < t_count * f; i++) {
+        double x = u[i];
+        u[i] = x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    }
+    linear(s, y, u, "mlp.down_proj", layer, f, c);
+    for (uint32_t i = 0; i < t_count * c; i++) {
+        s->x[i] += y[i];
+    }
+    free(n), free(q), free(k), free(v), free(o), free(y), free(u);
 }
 
 static double sequence_loss(struct seq *s, const double *head, const int32_t *tokens,
@@ -151,12 +238,25 @@ static double sequence_loss(struct seq *s, const double *head, const int32_t *to
     for (uint32_t t = 0; t < t_count; t++) {
         memcpy(s->x + t * c, s->params + (size_t)tokens[t] * c, c * sizeof(double));
     }
+    int gpt2 = m->arch == BL_ARCH_GPT2;
+    const double *positions = gpt2 ? named(s, "transformer.wpe.weight", 0) : NULL;
+    for (uint32_t i = 0; gpt2 && i < t_count * c; i++) {
+        s->x[i] += positions[i];
+    }
     for (uint32_t layer = 0; layer < m->layers; layer++) {
-        attention(s, layer);
-        mlp(s, layer);
+        if (gpt2) {
+            gpt2_layer(s, layer);
+        } else {
+            attention(s, layer);
+            mlp(s, layer);
+        }
     }
     double *n = zeros(t_count * c), *logits = zeros(t_count * m->vocab), loss = 0;
-    norm(n, s->x, named(s, "model.norm.weight", 0), s->ref);
+    if (gpt2) {
+        layer_norm(s, n, "transformer.ln_f.weight", "transformer.ln_f.bias", 0);
+    } else {
+        norm(n, s->x, named(s, "model.norm.weight", 0), s->ref);
+    }
     product(logits, n, head, t_count, c, m->vocab);
     for (uint32_t t = 0; t < t_count; t++) {
         double sum = 0;

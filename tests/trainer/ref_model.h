@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The Llama forward pass again, in fp64 and as plainly as it can be written: the oracle of the
+ * The forward pass again, in fp64 and as plainly as it can be written: the oracle of the
  * model's loss and, by central differences, of its gradients. Shares nothing with the kernels.
  */
 #ifndef TRAIN_TESTS_REF_MODEL_H

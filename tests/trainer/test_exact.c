@@ -20,12 +20,17 @@ struct variant {
     int nodes;
 };
 
-static void one_digest(uint32_t lanes, uint32_t tied, const struct variant *variants, size_t count)
+/* `model` NULL: the bench's Llama. */
+static void one_digest_of(const struct bl_job_model *model, uint32_t lanes, uint32_t tied,
+                          const struct variant *variants, size_t count)
 {
     struct train_bench bench;
     char first[BL_STATE_DIGEST_TEXT_BYTES] = "", digest[BL_STATE_DIGEST_TEXT_BYTES];
     static char first_losses[4096], losses[4096];
     train_bench_open(&bench, lanes, tied);
+    if (model != NULL) {
+        bench.job.model = *model;
+    }
     for (size_t i = 0; i < count; i++) {
         const struct train_alone how = {.job = &bench.job,
                                         .ranks = variants[i].ranks,
@@ -43,6 +48,11 @@ static void one_digest(uint32_t lanes, uint32_t tied, const struct variant *vari
         assert_string_equal(losses, first_losses);
     }
     train_bench_close(&bench);
+}
+
+static void one_digest(uint32_t lanes, uint32_t tied, const struct variant *variants, size_t count)
+{
+    one_digest_of(NULL, lanes, tied, variants, count);
 }
 
 static const struct variant to_four[] = {{1, 1, 0}, {2, 2, 0}, {3, 1, 2}, {4, 1, 0}, {4, 3, 4}};
@@ -64,6 +74,24 @@ static void test_seven_lanes_give_one_digest_for_all_ranks(void **state)
 {
     (void)state;
     one_digest(7, 1, to_seven, sizeof to_seven / sizeof *to_seven);
+}
+
+static void test_gpt2_gives_one_digest_for_all_ranks(void **state)
+{
+    (void)state;
+    const struct bl_job_model gpt2 = {.arch = BL_ARCH_GPT2,
+                                      .layers = 2,
+                                      .dim = 36,
+                                      .hidden = 144,
+                                      .heads = 4,
+                                      .kv_heads = 4,
+                                      .vocab = 256,
+                                      .tied = 1,
+                                      .bias = 1,
+                                      .context = 24,
+                                      .rope_theta = 1,
+                                      .norm_eps = 1e-5};
+    one_digest_of(&gpt2, 12, 0, to_four, sizeof to_four / sizeof *to_four);
 }
 
 /* More lanes than go into one message of losses, some ranks with several pieces. */
@@ -94,6 +122,7 @@ int main(void)
         cmocka_unit_test(test_four_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_twelve_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_seven_lanes_give_one_digest_for_all_ranks),
+        cmocka_unit_test(test_gpt2_gives_one_digest_for_all_ranks),
         cmocka_unit_test(test_many_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_another_seed_gives_another_digest),
     };

@@ -111,6 +111,35 @@ static void test_gradient_equals_differences_tied(void **state)
     check_gradient(&tied);
 }
 
+static const struct bl_job_model TINY_GPT2 = {.arch = BL_ARCH_GPT2,
+                                              .layers = 2,
+                                              .dim = 15,
+                                              .hidden = 20,
+                                              .heads = 3,
+                                              .kv_heads = 3,
+                                              .vocab = 23,
+                                              .tied = 1,
+                                              .bias = 1,
+                                              .context = 9,
+                                              .rope_theta = 1,
+                                              .norm_eps = 1e-5};
+
+static void test_gradient_equals_differences_gpt2(void **state)
+{
+    (void)state;
+    check_gradient(&TINY_GPT2);
+}
+
+static void test_gradient_equals_differences_gpt2_untied_without_biases(void **state)
+{
+    (void)state;
+    struct bl_job_model bare = TINY_GPT2;
+    bare.tied = 0;
+    bare.bias = 0;
+    bare.context = 7;
+    check_gradient(&bare);
+}
+
 /* ---- bits ---- */
 
 static void test_bits_are_the_same_with_any_thread_count(void **state)
@@ -119,6 +148,9 @@ static void test_bits_are_the_same_with_any_thread_count(void **state)
     uint64_t one = model_bench_digest(&MODEL_SMALL, 150, 4, 1);
     assert_int_equal(one, model_bench_digest(&MODEL_SMALL, 150, 4, 2));
     assert_int_equal(one, model_bench_digest(&MODEL_SMALL, 150, 4, 3));
+    one = model_bench_digest(&MODEL_SMALL_GPT2, 150, 4, 1);
+    assert_int_equal(one, model_bench_digest(&MODEL_SMALL_GPT2, 150, 4, 2));
+    assert_int_equal(one, model_bench_digest(&MODEL_SMALL_GPT2, 150, 4, 3));
 }
 
 static void test_probe_is_the_same_with_any_thread_count(void **state)
@@ -284,11 +316,64 @@ static void test_sample_is_the_same_for_a_seed(void **state)
     model_bench_close(&b);
 }
 
+/* Greedy sampling, one position at a time with a cache, against the fp64 model over the whole text:
+ * no other token may be likelier by more than rounding. */
+static void check_sample(const struct bl_job_model *config)
+{
+    struct model_bench b;
+    model_bench_init(&b, config, 7, 1, 1);
+    roughen(&b);
+    const struct train_sample greedy = {.temperature = 0};
+    int32_t text[7] = {4, 9};
+    assert_int_equal(
+        train_model_sample(b.model, b.params, text, 2, text + 2, 5, &greedy, NULL, NULL), 0);
+    struct ref_model ref = {.config = *config, .seq_len = 7, .batch = 1};
+    ref.tensors = train_model_tensors(b.model, &ref.tensor_count);
+    double *params = malloc(b.buffer_elems * sizeof(double));
+    assert_non_null(params);
+    for (uint64_t i = 0; i < b.buffer_elems; i++) {
+        params[i] = (double)b.params[i];
+    }
+    const double *head = params + (config->tied ? 0 : ref.tensors[ref.tensor_count - 1].offset);
+    for (int at = 1; at < 6; at++) { /* position `at` decides text[at + 1] */
+        int32_t targets[7] = {-1, -1, -1, -1, -1, -1, -1};
+        double chosen = 0, best = 1e9;
+        for (int32_t token = 0; token < (int32_t)config->vocab; token++) {
+            targets[at] = token;
+            double loss = ref_model_loss(&ref, params, head, text, targets);
+            chosen = token == text[at + 1] ? loss : chosen;
+            best = loss < best ? loss : best;
+        }
+        assert_true(chosen < best + 1e-4);
+    }
+    free(params);
+    model_bench_close(&b);
+}
+
+static void test_sample_is_what_the_whole_model_says(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    struct bl_errmsg msg = {0};
+    const struct train_sample greedy = {.temperature = 0};
+    int32_t prompt[1] = {1}, out[9];
+    check_sample(&TINY);
+    check_sample(&TINY_GPT2);
+    model_bench_init(&b, &TINY_GPT2, 7, 1, 1);
+    assert_int_equal(train_model_sample(b.model, b.params, prompt, 1, out, 9, &greedy, NULL, &msg),
+                     BL_ELIMIT);
+    assert_non_null(strstr(msg.text, "the model knows 9 positions"));
+    model_bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradient_equals_differences_untied),
         cmocka_unit_test(test_gradient_equals_differences_tied),
+        cmocka_unit_test(test_gradient_equals_differences_gpt2),
+        cmocka_unit_test(test_gradient_equals_differences_gpt2_untied_without_biases),
+        cmocka_unit_test(test_sample_is_what_the_whole_model_says),
         cmocka_unit_test(test_bits_are_the_same_with_any_thread_count),
         cmocka_unit_test(test_probe_is_the_same_with_any_thread_count),
         cmocka_unit_test(test_eval_gives_the_bits_of_training_loss),
