@@ -72,6 +72,10 @@ BL_MUST_CHECK int ckpt_view_theirs(struct ckpt_view **ret, struct ckpt_view *our
                                    const struct ckpt_map_list *maps, enum bl_dtype dtype,
                                    enum ckpt_overflow overflow, struct bl_errmsg *msg);
 
+/* For tests: how much of a transposed tensor such a view reads at once, before the first read. A
+ * row of theirs must fit. */
+void ckpt_view_panel(struct ckpt_view *view, size_t bytes);
+
 /* Compares what `maps` wants with what the view of theirs has: calls `found` for each difference
  * (kind "missing", "extra", "shape", "dtype"; the name; a sentence). Buffers are no extras. */
 void ckpt_map_compare(const struct ckpt_map_list *maps, const struct ckpt_view *theirs,

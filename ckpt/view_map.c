@@ -12,9 +12,9 @@
 
 #include "ckpt/view.h"
 
-#define SLICE_ELEMS (1u << 18)          /* converted at once */
-#define PANEL_BYTES (64u * 1024 * 1024) /* of a transposed tensor that is read at once */
-#define BLOCK       16u                 /* elements on a side of what is transposed at once */
+#define SLICE_ELEMS (1u << 18)           /* converted at once */
+#define PANEL_BYTES (64ul * 1024 * 1024) /* of a transposed tensor that is read at once */
+#define BLOCK       16u                  /* elements on a side of what is transposed at once */
 
 /* Where a tensor of the view comes from: maps[first .. first + count) of the table. */
 struct origin {
@@ -31,9 +31,10 @@ struct map_view {
     struct origin *origins;      /* owned; parallel to view.tensors */
     enum bl_dtype dtype;         /* of what is given */
     enum ckpt_overflow overflow;
-    void *raw;     /* owned, SLICE_ELEMS as stored by the inner view */
-    float *slice;  /* owned, SLICE_ELEMS */
-    void *panel;   /* owned once needed, PANEL_BYTES */
+    void *raw;    /* owned, SLICE_ELEMS as stored by the inner view */
+    float *slice; /* owned, SLICE_ELEMS */
+    size_t panel_bytes;
+    void *panel;   /* owned once needed, panel_bytes */
     float *square; /* owned once needed: a panel in F32 */
 };
 
@@ -115,13 +116,13 @@ static void transpose(float *dest, uint64_t dest_pitch, const float *src, uint64
 static int take_panels(struct map_view *view, struct bl_errmsg *msg)
 {
     if (view->panel == NULL) {
-        view->panel = malloc(PANEL_BYTES);
+        view->panel = malloc(view->panel_bytes);
     }
     if (view->square == NULL) {
-        view->square = malloc(PANEL_BYTES);
+        view->square = malloc(view->panel_bytes);
     }
     return view->panel == NULL || view->square == NULL
-               ? bl_err_code(msg, -ENOMEM, "%u bytes to transpose in", 2 * PANEL_BYTES)
+               ? bl_err_code(msg, -ENOMEM, "%zu bytes to transpose in", 2 * view->panel_bytes)
                : 0;
 }
 
@@ -145,16 +146,22 @@ static int read_box_f32(struct map_view *view, uint32_t inner, uint64_t c0, uint
     return rc;
 }
 
-/* Columns that fit a panel when a column has `bytes`; at least 1 was made sure of. */
-static uint64_t panel_columns(uint64_t bytes)
+/* Columns that fit a panel when a column has `bytes`: at least 1, a row has at most 12 MiB. */
+static uint64_t panel_columns(const struct map_view *view, uint64_t bytes)
 {
-    return PANEL_BYTES / bytes;
+    BL_ASSERT(bytes <= view->panel_bytes);
+    return view->panel_bytes / bytes;
+}
+
+void ckpt_view_panel(struct ckpt_view *view, size_t bytes)
+{
+    ((struct map_view *)view)->panel_bytes = bytes;
 }
 
 static int read_transposed(struct map_view *view, const struct ckpt_map *map, uint32_t inner,
                            uint64_t lo, uint64_t hi, float *dest, struct bl_errmsg *msg)
 {
-    uint64_t columns = map->tensor.shape[1], step = panel_columns(columns * sizeof(float));
+    uint64_t columns = map->tensor.shape[1], step = panel_columns(view, columns * sizeof(float));
     int rc = take_panels(view, msg);
 
     while (rc == 0 && lo < hi) {
@@ -269,7 +276,7 @@ static int give_transposed(struct map_view *view, uint32_t index, uint64_t c0, u
 {
     const struct bl_tensor *tensor = &view->view.tensors[index];
     const struct origin *origin = &view->origins[index];
-    uint64_t width = tensor->shape[1], step = panel_columns(width * sizeof(float));
+    uint64_t width = tensor->shape[1], step = panel_columns(view, width * sizeof(float));
     float *rows = view->panel;
     int rc = 0;
 
@@ -407,6 +414,7 @@ static int map_view_make(struct ckpt_view **ret, struct ckpt_view *inner,
     view->maps = maps->maps;
     view->dtype = dtype;
     view->overflow = overflow;
+    view->panel_bytes = PANEL_BYTES;
     view->view.tensors = calloc(maps->count + 1u, sizeof(*view->view.tensors));
     view->origins = calloc(maps->count + 1u, sizeof(*view->origins));
     view->raw = malloc(SLICE_ELEMS * sizeof(double));
