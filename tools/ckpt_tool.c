@@ -21,9 +21,9 @@
     }
 
 static const struct ckpt_tool_verb *const verbs[] = {
-    &ckpt_tool_verb_ls,   &ckpt_tool_verb_show,   &ckpt_tool_verb_verify,
-    &ckpt_tool_verb_diff, &ckpt_tool_verb_import, &ckpt_tool_verb_export,
-    NOT_BUILT("reshard"), NOT_BUILT("prune"),     NOT_BUILT("repair"),
+    &ckpt_tool_verb_ls,      &ckpt_tool_verb_show,   &ckpt_tool_verb_verify,
+    &ckpt_tool_verb_diff,    &ckpt_tool_verb_import, &ckpt_tool_verb_export,
+    &ckpt_tool_verb_reshard, &ckpt_tool_verb_prune,  NOT_BUILT("repair"),
 };
 #define VERB_COUNT (sizeof(verbs) / sizeof(verbs[0]))
 

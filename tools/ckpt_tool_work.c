@@ -73,6 +73,49 @@ void tool_checkpoint_close(struct tool_checkpoint *source)
     source->store = NULL;
 }
 
+int tool_reopen_writing(struct ckpt_store **store)
+{
+    const struct ckpt_store_config config = {.path = ckpt_store_path(*store),
+                                             .run = ckpt_store_run(*store),
+                                             .node = "ckpt-tool",
+                                             .shared = true,
+                                             .nodes = 1};
+    struct ckpt_store *writing = NULL;
+    struct bl_errmsg why = {0};
+
+    if (ckpt_store_damage(*store)[0] != '\0') {
+        return ckpt_tool_fail("%s; repair it first", ckpt_store_damage(*store));
+    }
+    if (ckpt_store_open(&writing, &config, &why) < 0) {
+        return ckpt_tool_fail("%s", why.text);
+    }
+    ckpt_store_close(*store);
+    *store = writing;
+    return TOOL_GOOD;
+}
+
+int tool_open_root(struct ckpt_store **ret, const char *path, bool writing)
+{
+    char dir[CKPT_DIR_MAX];
+    struct ckpt_store *store = ckpt_tool_open(path, dir);
+    int code = TOOL_GOOD;
+
+    if (store == NULL) {
+        return TOOL_COULD_NOT;
+    }
+    if (dir[0] != '\0') {
+        code = ckpt_tool_fail("%s: a root is wanted, not one checkpoint", path);
+    } else if (writing) {
+        code = tool_reopen_writing(&store);
+    }
+    if (code != TOOL_GOOD) {
+        ckpt_store_close(store);
+        return code;
+    }
+    *ret = store;
+    return TOOL_GOOD;
+}
+
 bool tool_is_there(const struct ckpt_store *store, const char *dir)
 {
     char path[4200];

@@ -29,6 +29,12 @@ int tool_checkpoint_open_like(struct tool_checkpoint *source, const char *path, 
 int tool_checkpoint_manifest(struct tool_checkpoint *source);
 void tool_checkpoint_close(struct tool_checkpoint *source);
 
+/* Opens a root by its path, for writing as node "ckpt-tool" or for reading. An exit code; the error
+ * is printed. */
+int tool_open_root(struct ckpt_store **ret, const char *path, bool writing);
+/* Opens the store at hand again for writing; the one for reading is closed. */
+int tool_reopen_writing(struct ckpt_store **store);
+
 /* Is a directory of the root still there? */
 bool tool_is_there(const struct ckpt_store *store, const char *dir);
 

@@ -38,7 +38,8 @@ check 3 'manifest: digest differs' "$tool" show "$golden/bad/manifest-bit/step-0
 check 3 'no good checkpoint in it' "$tool" show "$golden/bad/manifest-bit"
 check 3 'No such file or directory' "$tool" ls "$golden/none"
 check 3 'is no checkpoint root: it has no BELAY file' "$tool" ls "$golden"
-check 3 'reshard is not built into this version' "$tool" reshard "$golden/good"
+check 2 'the root to write to is missing' "$tool" reshard "$golden/good"
+check 2 'says nothing of what to keep' "$tool" prune "$golden/good"
 check 2 'xyz: unknown verb' "$tool" xyz "$golden/good"
 check 2 'ls: a path is missing' "$tool" ls
 check 2 'a verb is missing' "$tool"
