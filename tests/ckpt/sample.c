@@ -31,8 +31,12 @@ static struct bl_tensor sample_tensor(uint32_t i)
     };
     struct bl_tensor tensor = tensors[i];
 
-    if (tensor.dims > 1) {
-        tensor.shape[0] *= sample_scale;
+    for (uint32_t d = 0; d < tensor.dims; d++) {
+        if (sample_scale == 0) {
+            tensor.shape[d] = tensor.shape[d] / 64 + 2 + d;
+        } else if (d == 0 && tensor.dims > 1) {
+            tensor.shape[d] *= sample_scale;
+        }
     }
     return tensor;
 }

@@ -26,7 +26,8 @@ enum sample_cut {
     SAMPLE_COLS  /* boxes of columns of matrices, flat ranges of the rest */
 };
 
-/* Scales the big tensors: 1 is about 80 KB of state, 100 about 8 MB. */
+/* Scales the big tensors: 1 is about 80 KB of state, 100 about 8 MB; 0: all of it in some 200
+ * bytes. */
 extern uint32_t sample_scale;
 /* Of the parts that are saved: "none" unless a test says "zstd". */
 extern const char *sample_codec;
