@@ -295,8 +295,10 @@ static int run(const struct ckpt_tool_call *call)
     good = tool_source_open(&diff.sources[0], call->paths[0], NULL) &&
            tool_source_open(&diff.sources[1], call->paths[1], NULL);
     for (int side = 0; good && side < 2; side++) {
+        const struct tool_source *other = &diff.sources[1 - side];
+
         diff.views[side] = diff.sources[side].view;
-        if (diff.sources[1 - side].store != NULL) {
+        if (other->store != NULL || other->ours != NULL || diff.sources[side].ours != NULL) {
             good = tool_source_ours(&diff.sources[side], &diff.views[side]);
         }
     }

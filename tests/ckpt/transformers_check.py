@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What transformers itself says of import and export: models that it saved come back from us with the
 same logits, bit for bit in fp32. Small random models: Llama (tied and untied, grouped heads, several
