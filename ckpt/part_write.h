@@ -67,6 +67,7 @@ struct ckpt_part_writer {
     uint64_t waited_us; /* for the target */
 };
 
+/* Monotonic time in microseconds. */
 uint64_t ckpt_now_us(void);
 
 /* Allocates the first `bytes` of the file, in steps; a file system that cannot is fine. */
