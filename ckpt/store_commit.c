@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <time.h>
 
 #include "base/failpoint.h"
@@ -34,11 +35,26 @@ int ckpt_attempt_begin(struct ckpt_store *store, const struct ckpt_attempt *atte
     return rc < 0 ? rc : ckpt_io_fsync_path(store->io, store->path, msg);
 }
 
+/* A disk that is full is said with what it claims to have: it may be wrong, or a quota smaller. */
+static int save_error(const struct ckpt_store *store, const struct ckpt_attempt *attempt, int rc,
+                      const struct bl_errmsg *why, struct bl_errmsg *msg)
+{
+    struct statvfs disk;
+
+    if ((rc == -ENOSPC || rc == -EDQUOT) && statvfs(store->path, &disk) == 0) {
+        return bl_err(msg, rc, "step %llu: %s (the file system reports %llu bytes free)",
+                      (unsigned long long)attempt->step, why->text,
+                      (unsigned long long)disk.f_bavail * disk.f_frsize);
+    }
+    return bl_err(msg, rc, "step %llu: %s", (unsigned long long)attempt->step, why->text);
+}
+
 int ckpt_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                    const struct ckpt_part_job *job, struct ckpt_part_result *ret,
                    struct bl_errmsg *msg)
 {
     char name[CKPT_DIR_MAX], path[CKPT_PATH_MAX], trash[CKPT_PATH_MAX];
+    struct bl_errmsg why = {0};
     int rc = ckpt_store_writable(store, msg);
 
     if (rc < 0) {
@@ -50,9 +66,10 @@ int ckpt_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
         rc = ckpt_path_join(trash, store->path, CKPT_TRASH_DIR, NULL, msg);
     }
     if (rc == 0) {
-        rc = ckpt_part_write(store->io, path, trash, job, ret, msg);
+        rc = ckpt_part_write(store->io, path, trash, job, ret, &why);
+        return rc < 0 ? save_error(store, attempt, rc, &why, msg) : 0;
     }
-    return rc < 0 ? bl_err_in(msg, rc, "step %llu", (unsigned long long)attempt->step) : 0;
+    return bl_err_in(msg, rc, "step %llu", (unsigned long long)attempt->step);
 }
 
 int ckpt_attempt_drop(struct ckpt_store *store, const struct ckpt_attempt *attempt,

@@ -92,6 +92,7 @@ static int commit(const struct wire_engine_commit *message, struct ckpt_store *s
     struct ckpt_manifest manifest = {
         .generation = attempt.generation, .line = message->attempt.line, .step = attempt.step};
     struct engine_names unchanged = {0};
+    struct engine_part_said said = {.unchanged = &unchanged};
     int rc = 0;
 
     snprintf(manifest.run, sizeof(manifest.run), "%s", ckpt_store_run(store));
@@ -100,7 +101,12 @@ static int commit(const struct wire_engine_commit *message, struct ckpt_store *s
         rc = bl_err_code(msg, -ENOMEM, "commit");
     }
     for (uint32_t i = 0; rc == 0 && i < message->part_count; i++) {
-        rc = engine_part_parse(&manifest.parts[i], message->parts[i].part_json, &unchanged, msg);
+        rc = engine_part_parse(&manifest.parts[i], &said, message->parts[i].part_json, msg);
+        if (rc == 0 && i > 0 && strcmp(said.codec, manifest.codec) != 0) {
+            rc = bl_err(msg, BL_EPROTO, "%s has codec %s, others %s", manifest.parts[i].name,
+                        said.codec, manifest.codec);
+        }
+        snprintf(manifest.codec, sizeof(manifest.codec), "%s", said.codec);
         manifest.part_count = i + (rc == 0);
     }
     rc = rc < 0 ? rc : engine_manifest_fill(&manifest, message->manifest_json, msg);

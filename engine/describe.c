@@ -25,9 +25,10 @@ static json_t *unchanged_json(const struct engine_names *names)
     return list;
 }
 
-char *engine_part_json(const struct ckpt_part_result *part, const char *node,
+char *engine_part_json(const struct ckpt_part_result *part, const char *node, const char *codec,
                        const struct engine_watch *watch)
 {
+    const char *stored = codec[0] == '\0' ? "none" : strcmp(codec, "auto") == 0 ? "zstd" : codec;
     json_t *object = json_object();
     char *text = NULL;
 
@@ -35,6 +36,7 @@ char *engine_part_json(const struct ckpt_part_result *part, const char *node,
         json_object_set_new(object, "node", json_string(node)) == 0 &&
         json_object_set_new(object, "bytes", json_integer((json_int_t)part->bytes)) == 0 &&
         json_object_set_new(object, "index", bl_json_new_hex64(part->index_digest)) == 0 &&
+        json_object_set_new(object, "codec", json_string(stored)) == 0 &&
         (watch->unchanged.count == 0 ||
          json_object_set_new(object, "unchanged", unchanged_json(&watch->unchanged)) == 0)) {
         text = bl_json_dump(object);
@@ -61,7 +63,7 @@ static int take_unchanged(const json_t *object, struct engine_names *ret, struct
     return 0;
 }
 
-int engine_part_parse(struct ckpt_part *ret, const char *json, struct engine_names *ret_unchanged,
+int engine_part_parse(struct ckpt_part *ret, struct engine_part_said *said, const char *json,
                       struct bl_errmsg *msg)
 {
     struct ckpt_part part = {0};
@@ -73,9 +75,8 @@ int engine_part_parse(struct ckpt_part *ret, const char *json, struct engine_nam
     rc = rc < 0 ? rc : bl_json_copy_string(object, "node", part.node, sizeof(part.node), msg);
     rc = rc < 0 ? rc : bl_json_u64(object, "bytes", 1, INT64_MAX, &part.bytes, msg);
     rc = rc < 0 ? rc : bl_json_hex64(object, "index", &part.index_digest, msg);
-    if (rc == 0 && ret_unchanged != NULL) {
-        rc = take_unchanged(object, ret_unchanged, msg);
-    }
+    rc = rc < 0 ? rc : bl_json_copy_string(object, "codec", said->codec, sizeof(said->codec), msg);
+    rc = rc < 0 ? rc : take_unchanged(object, said->unchanged, msg);
     json_decref(object);
     if (rc < 0) {
         return bl_err_in(msg, rc, "part description");

@@ -15,8 +15,9 @@
  * The JSON that goes through the daemon unread:
  *
  *     part_json      {"name":"part-0003","node":"n3","bytes":123,"index":"0123456789abcdef",
- *                    "unchanged":["tensors that hold the bytes of the save before", ...]}
- *     manifest_json  what the parts do not say; each member may be missing, others are passed over:
+ *                    "codec":"none","unchanged":["tensors that hold the bytes of the save before",
+ * ...]} manifest_json  what the parts do not say; each member may be missing, others are passed
+ * over:
  *                    {"job":{the frozen job},"layout":{"world":4,"dp":4,"tp":1,"pp":1,"zero":1},
  *                    "lanes":4,"seed":"7","samples":9600,"metrics":{"loss":2.5,"tokens":1228800},
  *                    "function":"16 hex digits","state_digest":"32 hex digits"}
@@ -32,6 +33,7 @@
 
 #include "base/error.h"
 #include "ckpt/ckpt.h"
+#include "ckpt/ckpt_io.h"
 #include "engine/budget.h"
 #include "engine/watch.h"
 #include "wire/codec.h"
@@ -132,6 +134,11 @@ void engine_load(struct engine *engine, struct engine_task *task);
 /* Opens the root that a message names. *ret is owned. */
 BL_MUST_CHECK int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
                                    struct bl_errmsg *msg);
+/* The same at the root's pace: `io` is the caller's and lives as long as the store; a wait ends
+ * soon after *cancel is set. */
+BL_MUST_CHECK int engine_root_open_paced(struct ckpt_store **ret, struct ckpt_io *io,
+                                         const struct wire_engine_root *root,
+                                         const atomic_int *cancel, struct bl_errmsg *msg);
 struct ckpt_attempt engine_attempt_of(const struct wire_engine_attempt *attempt);
 
 /* ---- arenas.c: the writer ---- */
@@ -173,12 +180,17 @@ void engine_verifier_push(struct engine_verifier *verifier,
 
 /* ---- describe.c ---- */
 
-/* The JSON of a part; owned, NULL when out of memory. */
-char *engine_part_json(const struct ckpt_part_result *part, const char *node,
+/* The JSON of a part that was written with `codec` ("" is none; auto counts as what it stores);
+ * owned, NULL when out of memory. */
+char *engine_part_json(const struct ckpt_part_result *part, const char *node, const char *codec,
                        const struct engine_watch *watch);
-/* `ret_unchanged` (may be NULL) is added to: names that the part says did not change. */
-BL_MUST_CHECK int engine_part_parse(struct ckpt_part *ret, const char *json,
-                                    struct engine_names *ret_unchanged, struct bl_errmsg *msg);
+/* What else a part says for its manifest. */
+struct engine_part_said {
+    char codec[CKPT_CODEC_MAX];
+    struct engine_names *unchanged; /* added to: tensors that did not change in it */
+};
+BL_MUST_CHECK int engine_part_parse(struct ckpt_part *ret, struct engine_part_said *said,
+                                    const char *json, struct bl_errmsg *msg);
 /* Fills what manifest_json says; the caller has set run, generation, line, step. */
 BL_MUST_CHECK int engine_manifest_fill(struct ckpt_manifest *manifest, const char *json,
                                        struct bl_errmsg *msg);

@@ -13,8 +13,8 @@
 #include "base/log.h"
 #include "engine/engine.h"
 
-int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
-                     struct bl_errmsg *msg)
+static int root_open(struct ckpt_store **ret, struct ckpt_io *io,
+                     const struct wire_engine_root *root, struct bl_errmsg *msg)
 {
     char run[20];
     const struct ckpt_store_config config = {
@@ -25,10 +25,27 @@ int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *roo
         .shared = root->shared != 0,
         .nodes = root->nodes,
         .reserve_bytes = root->reserve_bytes,
+        .io = io,
     };
 
     snprintf(run, sizeof(run), "%016llx", (unsigned long long)root->run);
     return ckpt_store_open(ret, &config, msg);
+}
+
+int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
+                     struct bl_errmsg *msg)
+{
+    return root_open(ret, NULL, root, msg);
+}
+
+int engine_root_open_paced(struct ckpt_store **ret, struct ckpt_io *io,
+                           const struct wire_engine_root *root, const atomic_int *cancel,
+                           struct bl_errmsg *msg)
+{
+    *io = *ckpt_io_real();
+    io->rate_max = root->rate_max;
+    io->cancel = cancel;
+    return root_open(ret, io, root, msg);
 }
 
 struct ckpt_attempt engine_attempt_of(const struct wire_engine_attempt *attempt)
@@ -46,6 +63,7 @@ static int write_part(const struct wire_engine_write *message, struct engine_tas
     const struct ckpt_attempt attempt = engine_attempt_of(&message->attempt);
     bool adds_up = mapped->pick == NULL && !mapped->repeats;
     struct ckpt_store *store = NULL;
+    struct ckpt_io io;
     const struct ckpt_part_job job = {
         .name = message->part,
         .sources = mapped->sources,
@@ -59,7 +77,7 @@ static int write_part(const struct wire_engine_write *message, struct engine_tas
     if (atomic_load(&task->cancel) != 0) {
         return bl_err(msg, BL_EABORTED, "cancelled");
     }
-    rc = engine_root_open(&store, &message->root, msg);
+    rc = engine_root_open_paced(&store, &io, &message->root, &task->cancel, msg);
     rc = rc < 0 ? rc : ckpt_attempt_begin(store, &attempt, msg);
     rc = rc < 0 ? rc : BL_FAILPOINT("save-begun");
     rc = rc < 0 ? rc : ckpt_save_part(store, &attempt, &job, part, msg);
@@ -97,7 +115,8 @@ void engine_write(struct engine *engine, struct engine_task *task)
     answer.rc = answer.rc < 0 ? answer.rc : engine_mapped_recheck(&mapped, task, &why);
     engine_mapped_close(&mapped);
     if (answer.rc == 0) {
-        answer.part_json = engine_part_json(&part, message->root.node, &engine->watch);
+        answer.part_json =
+            engine_part_json(&part, message->root.node, message->codec, &engine->watch);
         answer.bytes = part.bytes;
         answer.elapsed_ms = part.elapsed_us / 1000;
         log_written(message, &part);

@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -62,12 +61,6 @@ struct engine_verifier {
     uint32_t known_count;
 };
 
-/* One reading: for the pause and the pace. */
-struct reading {
-    struct engine_verifier *verifier;
-    uint64_t rate_max, started_ms;
-};
-
 static uint64_t now_ms(void)
 {
     return bl_now_ns() / 1000000;
@@ -93,27 +86,11 @@ static void wait_for_saves(struct engine_verifier *verifier)
     pthread_mutex_unlock(&verifier->lock);
 }
 
-/* Until the clock says `until_ms`, or the engine leaves. */
-static void wait_until(struct engine_verifier *verifier, uint64_t until_ms)
-{
-    const struct timespec until = {(time_t)(until_ms / 1000), (long)(until_ms % 1000) * 1000000};
-
-    pthread_mutex_lock(&verifier->lock);
-    while (!verifier->stop && now_ms() < until_ms &&
-           pthread_cond_timedwait(&verifier->wake, &verifier->lock, &until) != ETIMEDOUT) {
-    }
-    pthread_mutex_unlock(&verifier->lock);
-}
-
 static void on_progress(void *arg, uint64_t bytes_done, uint64_t bytes_all)
 {
-    const struct reading *reading = arg;
-
+    (void)bytes_done;
     (void)bytes_all;
-    wait_for_saves(reading->verifier);
-    if (reading->rate_max > 0) {
-        wait_until(reading->verifier, reading->started_ms + bytes_done * 1000 / reading->rate_max);
-    }
+    wait_for_saves(arg);
 }
 
 void engine_verifier_saves(struct engine_verifier *verifier, int change)
@@ -154,9 +131,9 @@ static bool read_back(struct engine_verifier *verifier, const struct pending *pe
                       struct ckpt_store *store, const char *dir, uint64_t manifest_digest,
                       struct wire_engine_verified *answer)
 {
-    struct reading reading = {verifier, pending->root.rate_max, now_ms()};
     const struct ckpt_verify_job job = {
-        .full = true, .progress = on_progress, .arg = &reading, .cancel = &verifier->cancel};
+        .full = true, .progress = on_progress, .arg = verifier, .cancel = &verifier->cancel};
+    uint64_t began = now_ms();
     struct ckpt_verify_result result = {0};
     struct bl_errmsg why = {0};
     int rc;
@@ -168,7 +145,7 @@ static bool read_back(struct engine_verifier *verifier, const struct pending *pe
     }
     answer->rc = rc == 0 && result.findings > 0 ? BL_EDIGEST : rc;
     answer->bytes = result.bytes_read;
-    answer->elapsed_ms = now_ms() - reading.started_ms;
+    answer->elapsed_ms = now_ms() - began;
     snprintf(answer->dir, sizeof(answer->dir), "%s", dir);
     engine_text(answer->text, answer->rc, &why);
     known_add(verifier, manifest_digest, answer->rc == 0);
@@ -310,10 +287,11 @@ static void pending_work(struct engine_verifier *verifier, const struct pending 
 {
     struct ckpt_store *store = NULL;
     struct bl_errmsg why = {0};
+    struct ckpt_io io;
     int rc;
 
     wait_for_saves(verifier);
-    rc = engine_root_open(&store, &pending->root, &why);
+    rc = engine_root_open_paced(&store, &io, &pending->root, &verifier->cancel, &why);
     rc = rc < 0 ? rc : follow(verifier, pending, store, &why);
     ckpt_store_close(store);
     if (rc < 0) {
@@ -402,7 +380,6 @@ void engine_verifier_push(struct engine_verifier *verifier,
 int engine_verifier_start(struct engine *engine, struct bl_errmsg *msg)
 {
     struct engine_verifier *verifier = calloc(1, sizeof(*verifier));
-    pthread_condattr_t attributes;
     int rc;
 
     if (verifier == NULL) {
@@ -410,10 +387,7 @@ int engine_verifier_start(struct engine *engine, struct bl_errmsg *msg)
     }
     verifier->engine = engine;
     pthread_mutex_init(&verifier->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&verifier->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&verifier->wake, NULL);
     rc = pthread_create(&verifier->thread, NULL, verifier_main, verifier);
     if (rc != 0) {
         free(verifier);

@@ -16,6 +16,7 @@
 #include "wire/slot.h"
 
 struct fixture fixture;
+const char *fixture_codec = "none";
 
 static void engine_start(void)
 {
@@ -166,7 +167,7 @@ void fixture_write_fill(struct wire_engine_write *ret, const char *node, uint64_
     *ret = (struct wire_engine_write){.attempt = fixture_attempt(step), .arena_count = count};
     ret->root = fixture_root(node);
     snprintf(ret->part, sizeof(ret->part), "part-%.32s", node);
-    snprintf(ret->codec, sizeof(ret->codec), "none");
+    snprintf(ret->codec, sizeof(ret->codec), "%s", fixture_codec);
     for (uint32_t i = 0; i < count; i++) {
         ret->arenas[i] =
             (struct wire_engine_arena){.arena = arenas[i].id, .slot = 1, .fd_index = i};
@@ -240,4 +241,27 @@ void fixture_save(uint64_t step, uint32_t verify, struct wire_engine_committed *
     fixture_parts_close(&parts);
     assert_string_equal(answer->text, "");
     assert_int_equal(answer->rc, 0);
+}
+
+void fixture_expect_verified(struct wire_engine_verified *answer, uint64_t step, int32_t rc)
+{
+    fixture_expect(WIRE_TYPE_ENGINE_VERIFIED, answer);
+    assert_int_equal(answer->step, step);
+    if (answer->rc != rc) {
+        fail_msg("%d: %s", answer->rc, answer->text);
+    }
+}
+
+uint32_t fixture_scan_count(uint64_t *ret_newest)
+{
+    struct wire_engine_scan scan = {.request = 5, .root = fixture_root("n0")};
+    struct wire_engine_scanned scanned;
+    uint32_t count;
+
+    fixture_ask(WIRE_TYPE_ENGINE_SCAN, &scan, NULL, 0, WIRE_TYPE_ENGINE_SCANNED, &scanned);
+    assert_int_equal(scanned.rc, 0);
+    count = scanned.checkpoint_count;
+    *ret_newest = count == 0 ? 0 : scanned.checkpoints[0].step;
+    wire_engine_scanned_free(&scanned);
+    return count;
 }

@@ -17,6 +17,7 @@ struct fixture {
     pid_t pid;
 };
 extern struct fixture fixture;
+extern const char *fixture_codec; /* of the writes that follow */
 
 /* For cmocka: a fresh root and an engine; teardown wants it to leave with 0. */
 int fixture_setup(void **state);
@@ -67,5 +68,10 @@ void fixture_parts_close(struct fixture_parts *parts);
 struct wire_engine_commit fixture_commit_of(struct fixture_parts *parts, uint64_t step);
 /* Both, keeping two; the answer must be good. */
 void fixture_save(uint64_t step, uint32_t verify, struct wire_engine_committed *answer);
+
+/* The next message must say that `step` was read back, with `rc`. */
+void fixture_expect_verified(struct wire_engine_verified *answer, uint64_t step, int32_t rc);
+/* How many good checkpoints there are, and the newest's step. */
+uint32_t fixture_scan_count(uint64_t *ret_newest);
 
 #endif

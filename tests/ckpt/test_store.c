@@ -487,6 +487,42 @@ static void test_store_pull_sources_give_the_same_part(void **state)
     sample_shard_close(&shard);
 }
 
+/* The file system reports space, and has none (or a quota is smaller): only allocating tells. */
+static void test_store_refuses_a_save_early_when_space_is_not_there(void **state)
+{
+    struct ckpt_store *store, *full;
+    struct ckpt_io_fault fault;
+    uint32_t refused = 0;
+
+    (void)state;
+    OK(sample_open(&store, root, NULL, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 5, 1, 1, msg));
+    for (uint64_t at = 1; at < 40 && refused < 2; at++) {
+        struct bl_errmsg why = {0};
+        const char *said;
+        int rc;
+
+        ckpt_io_fault_init(&fault, CKPT_FAULT_ERROR, at, refused == 0 ? -ENOSPC : -EDQUOT);
+        OK(sample_open(&full, root, &fault.io, msg));
+        rc = sample_save(full, SAMPLE_FLAT, 2, 100 + at, 1, 1, &why);
+        ckpt_store_close(full);
+        if (fault.hit != CKPT_OP_ALLOCATE || rc == 0) {
+            continue; /* another operation, or the reserve, which nobody needs yet */
+        }
+        refused++;
+        at -= refused == 1; /* the same again, by quota */
+        assert_int_equal(rc, fault.error);
+        assert_non_null(strstr(why.text, "allocate "));
+        assert_non_null(strstr(why.text, "part-0000.safetensors"));
+        said = strstr(why.text, "reports ");
+        assert_non_null(said);
+        assert_true(strtoull(said + 8, NULL, 10) > 1000000);
+        sample_load_check(store, "step-000000000005.g1", SAMPLE_FLAT, 3, 5);
+    }
+    assert_int_equal(refused, 2);
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,6 +541,7 @@ int main(void)
         TEST(test_store_is_looked_at_while_somebody_saves),
         TEST(test_store_pull_sources_give_the_same_part),
         TEST(test_store_sweep_leaves_the_save_of_a_later_step_alone),
+        TEST(test_store_refuses_a_save_early_when_space_is_not_there),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
