@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Digest of l->step over all members, where the newest reports hold all their slots of it. */
+/* Digest at the end, as the store has it; else of l->step over all members, where the newest
+ * reports hold all their slots of it. */
 static void status_digest(const struct core_leader *l, struct core_status *ret)
 {
     const struct wire_plan *plan = &l->record.plan;
@@ -14,6 +15,13 @@ static void status_digest(const struct core_leader *l, struct core_status *ret)
     struct bl_state_digest sum = {{0, 0}};
     uint32_t found = 0;
 
+    if (l->record.phase == WIRE_PHASE_DONE && l->record.end_digest_known) {
+        /* A leader that takes over an ended run has no reports yet. */
+        ret->digest_known = 1;
+        ret->digest_step = l->record.end_step;
+        ret->digest = l->record.end_digest;
+        return;
+    }
     for (uint32_t i = 0; i < plan->world; i++) {
         const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
         const struct wire_arena_info *arena =

@@ -64,6 +64,7 @@ static void cluster_start(struct cluster *c)
 void cluster_close(struct cluster *c)
 {
     core_leader_free(c->leader);
+    wire_record_close(&c->stored);
     for (uint32_t i = 0; i < c->node_count; i++) {
         wire_directive_close(&c->nodes[i].directive);
     }
@@ -325,6 +326,8 @@ static int cluster_effect(struct cluster *c)
         break;
     case CORE_LEADER_STORE:
         c->opens += core_leader_record(c->leader)->phase == WIRE_PHASE_OPEN;
+        wire_record_close(&c->stored);
+        BL_ASSERT(wire_record_copy(&c->stored, core_leader_record(c->leader)) == 0);
         core_leader_on_store_done(c->leader, e.op, 0, ++c->version, c->now);
         break;
     case CORE_LEADER_SCAN:

@@ -32,6 +32,7 @@ struct cluster_node {
 struct cluster {
     struct core_leader *leader;
     struct core_leader_config config;
+    struct wire_record stored; /* the newest, of `version` */
     uint64_t now, version, elems;
     uint64_t probe; /* of processes started from now on */
     struct cluster_node *nodes;

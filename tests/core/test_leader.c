@@ -321,6 +321,34 @@ static void test_last_save_is_committed_before_leaving(void **state)
     cluster_close(&c);
 }
 
+/* The daemon that leads is killed right after the end: who asks its successor still hears what the
+ * run ended in, though no node has connected yet. */
+static void test_digest_of_the_end_outlives_the_leader(void **state)
+{
+    struct cluster c;
+    struct core_status status;
+    (void)state;
+    cluster_init(&c, 2, 4, 4);
+    cluster_pass(&c, 200);
+    cluster_step(&c);
+    leave_all(&c, BELAY_VOTE_FINAL);
+    cluster_pass(&c, 1000);
+    assert_true(c.finished);
+    const struct wire_record *end = &c.stored;
+    assert_true(end->end_digest_known && end->phase == WIRE_PHASE_DONE);
+    struct core_leader_config config = c.config;
+    config.record = end;
+    config.record_version = c.version;
+    struct core_leader *successor = core_leader_new(&config, c.now);
+    assert_non_null(successor);
+    core_leader_status(successor, &status, c.now);
+    assert_true(status.digest_known && status.digest_step == end->end_step);
+    assert_true(bl_state_digest_equal(&status.digest, &end->end_digest));
+    core_status_close(&status);
+    core_leader_free(successor);
+    cluster_close(&c);
+}
+
 static void test_last_save_that_fails_three_times_says_so(void **state)
 {
     static const struct core_root roots[] = {{"/r", 0}};
@@ -543,6 +571,7 @@ int main(void)
         cmocka_unit_test(test_brake_holds_and_is_released),
         cmocka_unit_test(test_digest_that_differs_never_runs),
         cmocka_unit_test(test_last_save_is_committed_before_leaving),
+        cmocka_unit_test(test_digest_of_the_end_outlives_the_leader),
         cmocka_unit_test(test_last_save_that_fails_three_times_says_so),
         cmocka_unit_test(test_resume_where_no_node_fits_is_refused),
         cmocka_unit_test(test_memory_of_a_run_under_way_is_known),
