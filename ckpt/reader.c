@@ -242,7 +242,9 @@ int ckpt_reader_load(struct ckpt_reader *reader, const struct ckpt_dest *dests, 
     rc = rc < 0 ? rc : reader_load(reader, wants, dest_count, &result, msg);
     free(wants);
     if (rc < 0) {
-        return bl_err_in(msg, rc, "%s", reader->copies[reader->first].place.dir);
+        const char *dir = reader->copies[reader->first].place.dir;
+
+        return msg == NULL || strstr(msg->text, dir) != NULL ? rc : bl_err_in(msg, rc, "%s", dir);
     }
     clock_gettime(CLOCK_MONOTONIC, &to);
     result.elapsed_us =

@@ -256,17 +256,49 @@ void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root
     engine_ask(engine, pending, WIRE_TYPE_ENGINE_SCAN, &message, NULL, 0);
 }
 
+/* The number of a root of the job, or root_count. */
+static uint32_t root_find(const struct run *run, const char *path)
+{
+    uint32_t root = 0;
+
+    while (root < run->job->root_count && strcmp(run->job->roots[root].path, path) != 0) {
+        root++;
+    }
+    return root;
+}
+
+/* Where else the plan says that this state is. */
+static void load_copies(const struct run *run, const struct wire_disk_load *load,
+                        struct wire_engine_load *message)
+{
+    const struct wire_directive *directive = core_member_directive(run->member);
+    const struct wire_plan *plan = directive ? &directive->plan : NULL;
+
+    if (!plan || strcmp(plan->disk_root, load->root) != 0 ||
+        strcmp(plan->disk_dir, load->dir) != 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < plan->place_count; i++) {
+        uint32_t root = root_find(run, plan->places[i].root);
+        struct wire_engine_copy *copy = &message->copies[message->copy_count];
+
+        if (root < run->job->root_count && message->copy_count < WIRE_JOB_ROOTS) {
+            engine_root_fill(run, root, 0, &copy->root);
+            copy->root.shared = 1;
+            snprintf(copy->dir, sizeof(copy->dir), "%s", plan->places[i].dir);
+            message->copy_count++;
+        }
+    }
+}
+
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg)
 {
     struct bl_errmsg msg = {{0}};
     struct wire_engine_load message = {
         .arena = arena->id, .slot = load->slot, .extents = load->extents};
-    uint32_t root = 0;
+    uint32_t root = root_find(run, load->root);
 
-    while (root < run->job->root_count && strcmp(run->job->roots[root].path, load->root) != 0) {
-        root++;
-    }
     if (root == run->job->root_count) { /* a rank reads where its job says, and nowhere else */
         done(arg, BL_EFOREIGN, "not a root of this job");
         return;
@@ -293,5 +325,6 @@ void engine_load(struct run *run, struct arena *arena, const struct wire_disk_lo
     engine_root_fill(run, root, 0, &message.root);
     message.root.shared = 1;
     snprintf(message.dir, sizeof(message.dir), "%s", load->dir);
+    load_copies(run, load, &message);
     engine_ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
 }

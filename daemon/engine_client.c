@@ -178,6 +178,13 @@ static int on_loaded(struct engine *engine, const struct wire_frame *frame)
     int rc = wire_engine_loaded_decode(&answer, frame->payload, frame->payload_bytes, NULL);
 
     if (rc == 0 && engine_pending_take(engine, ENGINE_ASKED_LOAD, answer.request, &pending)) {
+        const struct run *run = run_find(engine->daemon, pending.run);
+
+        if (run && answer.healed > 0) {
+            event(engine->daemon->events, EVENT_CHECKPOINT_HEALED,
+                  "job=%s root=%s count=%u reason=%s", run->name, engine->path, answer.healed,
+                  answer.healed_text);
+        }
         pending.loaded(pending.arg, answer.rc, answer.text);
     }
     return rc;

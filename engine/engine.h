@@ -43,6 +43,10 @@
 /* How long the engine lets its workers finish after the daemon has gone; then it leaves as it is:
  * nothing half-written counts. */
 #define ENGINE_LEAVE_MS 5000u
+/* How long a load waits for another rank's question about the same checkpoint, after each. They
+ * come together, when the plan does; later ones are a load of their own. */
+#define ENGINE_GATHER_MS   20u
+#define ENGINE_LOAD_MEMORY (128u * 1024 * 1024) /* for plans and buffers of a load */
 
 struct engine_arena { /* of a write, with the descriptor that came for it */
     struct wire_engine_arena arena;
@@ -109,6 +113,12 @@ void engine_text(char ret[WIRE_REASON_MAX], int rc, const struct bl_errmsg *why)
 struct engine_answer *engine_answer_take(struct engine *engine);
 void engine_answer_free(struct engine_answer *answer);
 
+/* The text behind "root/" where it begins with that; view of `text`. */
+const char *engine_text_without(const char *text, const char *root);
+/* The reader's worker. Loads from the same checkpoint as `task`, taken out of the queue, chained by
+ * `next` and the caller's; waits a moment for more of them. */
+struct engine_task *engine_loads_take(struct engine *engine, const struct engine_task *task);
+
 /* ---- question.c: main thread ---- */
 
 /* Descriptors that came ahead of their write. */
@@ -124,7 +134,7 @@ BL_MUST_CHECK int engine_question(struct engine *engine, struct engine_collected
                                   struct wire_sock *sock, const struct wire_frame *frame,
                                   struct bl_errmsg *msg);
 
-/* ---- save.c, commit.c, fetch.c: workers ---- */
+/* ---- save.c, commit.c, fetch.c, fill.c: workers ---- */
 
 void engine_write(struct engine *engine, struct engine_task *task);
 void engine_commit(struct engine *engine, struct engine_task *task);

@@ -58,6 +58,13 @@ void engine_text(char ret[WIRE_REASON_MAX], int rc, const struct bl_errmsg *why)
     snprintf(ret, WIRE_REASON_MAX, "%s", rc == 0 ? "" : text);
 }
 
+const char *engine_text_without(const char *text, const char *root)
+{
+    size_t bytes = strlen(root);
+
+    return strncmp(text, root, bytes) == 0 && text[bytes] == '/' ? text + bytes + 1 : text;
+}
+
 struct engine_answer *engine_answer_take(struct engine *engine)
 {
     struct engine_answer *answer;
@@ -139,6 +146,63 @@ static void *lane_main(void *arg)
     lane->done = true;
     pthread_mutex_unlock(&lane->lock);
     return NULL;
+}
+
+static bool is_same_load(const struct engine_task *a, const struct engine_task *b)
+{
+    const struct wire_engine_load *x = a->message, *y = b->message;
+
+    return a->type == WIRE_TYPE_ENGINE_LOAD && b->type == WIRE_TYPE_ENGINE_LOAD &&
+           x->root.run == y->root.run && strcmp(x->root.path, y->root.path) == 0 &&
+           strcmp(x->dir, y->dir) == 0;
+}
+
+/* Moves at most `max` waiting tasks that are the same load to the end of `chain`; how many. */
+static uint32_t lane_pick(struct engine_lane *lane, const struct engine_task *task, uint32_t max,
+                          struct engine_task ***chain)
+{
+    struct engine_task **at = &lane->first;
+    uint32_t picked = 0;
+
+    lane->last = NULL;
+    while (*at != NULL) {
+        struct engine_task *one = *at;
+
+        if (picked == max || !is_same_load(one, task)) {
+            lane->last = one;
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        one->next = NULL;
+        **chain = one;
+        *chain = &one->next;
+        lane->count--;
+        picked++;
+    }
+    return picked;
+}
+
+struct engine_task *engine_loads_take(struct engine *engine, const struct engine_task *task)
+{
+    struct engine_lane *lane = &engine->reader;
+    struct engine_task *first = NULL, **chain = &first;
+    uint32_t count = 0;
+    int rc = 0;
+
+    pthread_mutex_lock(&lane->lock);
+    while (rc == 0 && !lane->stop && count < ENGINE_QUEUE_MAX) {
+        struct timespec until;
+
+        count += lane_pick(lane, task, ENGINE_QUEUE_MAX - count, &chain);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += (long)ENGINE_GATHER_MS * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        rc = pthread_cond_timedwait(&lane->wake, &lane->lock, &until);
+    }
+    pthread_mutex_unlock(&lane->lock);
+    return first;
 }
 
 static int lane_start(struct engine_lane *lane, struct engine *engine, struct bl_errmsg *msg)

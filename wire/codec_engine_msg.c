@@ -130,6 +130,12 @@ static const struct codec_field fields_engine_checkpoint[] = {
 };
 static CODEC_TABLE(engine_checkpoint, wire_engine_checkpoint, engine_checkpoint, NULL);
 
+static const struct codec_field fields_engine_passed[] = {
+    F_STR(wire_engine_passed, dir),
+    F_STR(wire_engine_passed, text),
+};
+static CODEC_TABLE(engine_passed, wire_engine_passed, engine_passed, NULL);
+
 static const struct codec_field fields_engine_scanned[] = {
     F_U64(wire_engine_scanned, request),
     F_I32(wire_engine_scanned, rc),
@@ -138,8 +144,15 @@ static const struct codec_field fields_engine_scanned[] = {
     F_U64(wire_engine_scanned, run),
     F_MSGS(wire_engine_scanned, checkpoints, checkpoint_count, WIRE_CHECKPOINT_MAX,
            &codec_engine_checkpoint),
+    F_MSGS(wire_engine_scanned, passed, passed_count, WIRE_CHECKPOINT_MAX, &codec_engine_passed),
 };
 CODEC_TABLE(engine_scanned, wire_engine_scanned, engine_scanned, NULL);
+
+static const struct codec_field fields_engine_copy[] = {
+    F_MSG(wire_engine_copy, root, &codec_engine_root),
+    F_STR(wire_engine_copy, dir),
+};
+static CODEC_TABLE(engine_copy, wire_engine_copy, engine_copy, NULL);
 
 static const struct codec_field fields_engine_load[] = {
     F_U64(wire_engine_load, request),
@@ -149,12 +162,14 @@ static const struct codec_field fields_engine_load[] = {
     F_U32(wire_engine_load, slot),
     F_U64(wire_engine_load, data_offset),
     F_MSG(wire_engine_load, extents, &codec_extent_list),
+    F_MSGS_IN(wire_engine_load, copies, copy_count, WIRE_JOB_ROOTS, &codec_engine_copy),
 };
 CODEC_TABLE(engine_load, wire_engine_load, engine_load, NULL);
 
 static const struct codec_field fields_engine_loaded[] = {
-    F_U64(wire_engine_loaded, request),    F_I32(wire_engine_loaded, rc),
-    F_STR(wire_engine_loaded, text),       F_U64(wire_engine_loaded, bytes),
-    F_U64(wire_engine_loaded, elapsed_ms),
+    F_U64(wire_engine_loaded, request),     F_I32(wire_engine_loaded, rc),
+    F_STR(wire_engine_loaded, text),        F_U64(wire_engine_loaded, bytes),
+    F_U64(wire_engine_loaded, elapsed_ms),  F_U32(wire_engine_loaded, healed),
+    F_STR(wire_engine_loaded, healed_text),
 };
 CODEC_TABLE(engine_loaded, wire_engine_loaded, engine_loaded, NULL);

@@ -138,6 +138,11 @@ struct wire_engine_checkpoint {
     char *job_json; /* owned; only of the newest, else NULL */
 };
 
+struct wire_engine_passed { /* one that is not good */
+    char dir[WIRE_DIR_MAX];
+    char text[WIRE_REASON_MAX]; /* why not */
+};
+
 struct wire_engine_scanned {
     uint64_t request;
     int32_t rc; /* BL_EFOREIGN: the root is another run's, text says so; -ENOENT: no root */
@@ -146,6 +151,13 @@ struct wire_engine_scanned {
     uint64_t run;      /* the same as a number, where it is one of ours */
     uint32_t checkpoint_count;
     struct wire_engine_checkpoint *checkpoints; /* owned; good ones, newest first */
+    uint32_t passed_count;
+    struct wire_engine_passed *passed; /* owned; newer than all good ones, newest first */
+};
+
+struct wire_engine_copy { /* the same state elsewhere */
+    struct wire_engine_root root;
+    char dir[WIRE_DIR_MAX];
 };
 
 struct wire_engine_load { /* with the arena's fd, writable: fill a slot's extents from disk */
@@ -156,13 +168,17 @@ struct wire_engine_load { /* with the arena's fd, writable: fill a slot's extent
     uint32_t slot;
     uint64_t data_offset; /* bytes in the arena where the slot's data begins */
     struct bl_extent_list extents;
+    uint32_t copy_count;
+    struct wire_engine_copy copies[WIRE_JOB_ROOTS]; /* what is damaged is taken from these */
 };
 
 struct wire_engine_loaded {
     uint64_t request;
     int32_t rc;
-    char text[WIRE_REASON_MAX];
+    char text[WIRE_REASON_MAX]; /* names file, chunk and tensor, without the root */
     uint64_t bytes, elapsed_ms;
+    uint32_t healed;                   /* chunks and whole files that came from a copy */
+    char healed_text[WIRE_REASON_MAX]; /* the first: file, chunk, tensor, from where */
 };
 
 #endif

@@ -200,7 +200,9 @@ static int disk_load(struct belay *b, uint32_t slot, struct bl_errmsg *msg)
     int rc = lb_link_ask(b, WIRE_TYPE_DISK_LOAD, &load, WIRE_TYPE_DISK_LOADED, &answer, NULL, msg);
     if (rc) {
         b->arena_dirty = 1; /* an engine may be writing there still */
-        return rc == BL_EGEN ? rc : bl_err_in(msg, rc, "%s/%s", load.root, load.dir);
+        return rc == BL_EGEN || strstr(msg->text, load.dir)
+                   ? rc
+                   : bl_err_in(msg, rc, "%s/%s", load.root, load.dir);
     }
     return 0;
 }

@@ -183,7 +183,13 @@ static void watch_failure(struct core_leader *l, const struct leader_proc *p)
     }
     if (plan->disk_dir[0] && plan->copy_count == 0 && l->bad_dir_count < LEADER_BAD_MAX) {
         leader_bad_add(l, plan->disk_root, plan->disk_dir);
-        leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, plan->disk_dir);
+        const char *failed = p->report.failed_text; /* file, chunk and tensor, where it knows */
+        struct bl_errmsg why = {{0}};
+        int named = strstr(failed, plan->disk_dir) != NULL;
+        BL_IGNORE(
+            bl_err(&why, code, "%s%s%s", named ? "" : plan->disk_dir, named ? "" : ": ", failed),
+            "only its text is wanted");
+        leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, why.text);
     } else if (plan->copy_count && l->bad_step_count < LEADER_BAD_MAX && code != -ENOENT) {
         l->bad_steps[l->bad_step_count++] = plan->step;
         leader_event_proc(l, CORE_EVENT_MEMORY_BAD, p, p->report.failed_text);

@@ -116,7 +116,7 @@ damaged() {
     stop_at 25
     local newest part
     newest=$(find "$CL_DIR/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
-    part=$(find "$newest" -name '*.safetensors' | head -n 1)
+    part=$(find "$newest" -name '*.safetensors*' | head -n 1)
     "$@" "$part"
     "$CL_BIN/ckpt-tool" verify "$CL_DIR/checkpoints" >"$IT_DIR/out.log" 2>&1 &&
         it_fail "ckpt-tool finds nothing wrong in a damaged checkpoint"
@@ -130,6 +130,8 @@ damaged() {
 }
 case_recover_past_a_truncated_one() {
     damaged truncate -s -100
+    [ "$(it_event_count CHECKPOINT_PASSED_OVER '.fields.reason | test("/part-")')" -ge 1 ] ||
+        it_fail "no event says which file made an older one be used"
 }
 flip() {
     python3 - "$1" <<'PYTHON'
@@ -143,7 +145,37 @@ PYTHON
 }
 case_recover_past_a_flipped_bit() {
     damaged flip
-    [ "$(it_event_count CHECKPOINT_BAD)" -ge 1 ] || it_fail "no event names the damaged checkpoint"
+    it_event CHECKPOINT_BAD || it_fail "no event names the damaged checkpoint"
+    [ "$(it_event_count CHECKPOINT_BAD 'tostring | test("/part-[^ ]*: chunk [0-9]+ .*tensor [^ ]+\\)")')" -ge 1 ] ||
+        it_fail "no event names its file, chunk and tensor"
+}
+
+# Two roots, one of them with a flipped bit: the other one gives what is damaged, nothing is lost.
+case_recover_heals_from_another_root() {
+    ROOTS="[{path: $CL_DIR/checkpoints, shared: true, every: 10, keep: 3}, {path: $CL_DIR/second, shared: true, every: 10, keep: 3}]"
+    it_begin 2 node0
+    it_wait 20 "step 20 in both roots" in_both 20
+    local pids newest
+    mapfile -t pids < <(it_processes)
+    kill -KILL "${pids[@]}"
+    { wait; } 2>/dev/null
+    newest=$(find "$CL_DIR/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
+    in_both "$(basename "$newest" | sed 's/step-0*//; s/\..*//')" || it_skip "killed between the commits of two roots"
+    flip "$(find "$newest" -name '*.safetensors*' | head -n 1)"
+    rm -rf "$CL_DIR/node0" "$CL_DIR/run"
+    it_node node0
+    cl_run --recover "$CL_DIR/checkpoints" "$JOB_FILE"
+    it_end
+    it_event CHECKPOINT_HEALED || it_fail "no event tells that a checkpoint was healed"
+    [ "$(it_event_count CHECKPOINT_HEALED '.fields.reason | test("/part-[^ ]*: chunk [0-9]+ .*tensor .*second/")')" -ge 1 ] ||
+        it_fail "it does not say what came from where"
+    [ "$(it_event_count CHECKPOINT_BAD)" = 0 ] || it_fail "a checkpoint was given up that could be healed"
+    [ "$(it_event_count GENERATION_PLANNED ".text == \"$(basename "$newest")\"")" -ge 1 ] || it_fail "an older one was used"
+    it_verify
+}
+in_both() {
+    compgen -G "$CL_DIR/checkpoints/$(printf 'step-%012u' "$1").*/manifest.json" >/dev/null &&
+        compgen -G "$CL_DIR/second/$(printf 'step-%012u' "$1").*/manifest.json" >/dev/null
 }
 
 saving() {

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Filling slots from a checkpoint. Ranks of a node ask at about the same time for parts of the same
+ * one: their questions are answered by one load, so that what several of them want is read once.
+ * Damage is healed from the copies that the questions name.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "ckpt/reader.h"
+#include "engine/engine.h"
+
+struct asked { /* one question */
+    struct engine_task *task;
+    void *map; /* of its arena; owned */
+    size_t bytes;
+    int rc;
+    struct bl_errmsg why;
+};
+
+struct healed {
+    uint32_t count;
+    char text[WIRE_REASON_MAX]; /* of the first */
+};
+
+/* The extents lie between data_offset and the end of the arena? */
+static int check_extents(const struct wire_engine_load *message, size_t bytes,
+                         struct bl_errmsg *msg)
+{
+    const struct bl_extent_list *list = &message->extents;
+
+    if (message->data_offset > bytes) {
+        return bl_err(msg, BL_EPROTO, "the slot lies outside its arena");
+    }
+    for (uint32_t i = 0; i < list->extent_count; i++) {
+        const struct bl_extent *extent = &list->extents[i];
+        uint64_t size = 0, room = bytes - message->data_offset;
+
+        if (extent->tensor >= list->tensor_count ||
+            bl_extent_check(extent, &list->tensors[extent->tensor], NULL) < 0 ||
+            __builtin_mul_overflow(bl_extent_elems(extent),
+                                   bl_dtype_bytes(list->tensors[extent->tensor].dtype), &size) ||
+            size > room || extent->offset > room - size) {
+            return bl_err(msg, BL_EPROTO, "extent %u lies outside its slot", i);
+        }
+    }
+    return 0;
+}
+
+static int asked_map(struct asked *asked)
+{
+    const struct wire_engine_load *message = asked->task->message;
+    struct bl_errmsg *msg = &asked->why;
+    int rc;
+
+    if (asked->task->fd_count != 1) {
+        return bl_err(msg, BL_EPROTO, "one descriptor expected");
+    }
+    rc = bl_memfd_check(asked->task->fds[0], 4096, &asked->bytes, msg);
+    rc = rc < 0 ? rc : check_extents(message, asked->bytes, msg);
+    if (rc < 0) {
+        return rc;
+    }
+    asked->map = bl_mem_map(asked->task->fds[0], asked->bytes, 1);
+    return asked->map != NULL ? 0
+                              : bl_err_code(msg, -ENOMEM, "map of arena %016llx",
+                                            (unsigned long long)message->arena);
+}
+
+static void on_healed(void *arg, const char *file, uint32_t chunk, const char *tensor,
+                      const char *from)
+{
+    struct healed *healed = arg;
+
+    bl_log(BL_LOG_WARN, "engine", "%s: chunk %u (tensor %s) is damaged, taken from %s", file, chunk,
+           tensor, from);
+    if (healed->count++ == 0) {
+        snprintf(healed->text, sizeof(healed->text), "%s: chunk %u (tensor %s), taken from %s",
+                 file, chunk, tensor, from);
+    }
+}
+
+/* Opens the root and those of the copies; one that cannot be opened is passed over. */
+static int places_open(const struct wire_engine_load *message, struct ckpt_place *places,
+                       uint32_t *ret_count, struct healed *healed, struct bl_errmsg *msg)
+{
+    uint32_t count = 0;
+    int rc = engine_root_open(&places[0].store, &message->root, msg);
+
+    places[0].dir = message->dir;
+    count += rc == 0;
+    for (uint32_t i = 0; i < message->copy_count; i++) {
+        struct bl_errmsg why = {0};
+        int tried = engine_root_open(&places[count].store, &message->copies[i].root, &why);
+
+        if (tried < 0) {
+            bl_log(BL_LOG_WARN, "engine", "%s cannot give a copy: %s", message->copies[i].root.path,
+                   why.text);
+            continue;
+        }
+        places[count++].dir = message->copies[i].dir;
+    }
+    if (rc < 0 && count > 0) {
+        on_healed(healed, message->root.path, 0, "all", ckpt_store_path(places[0].store));
+    }
+    *ret_count = count;
+    return count > 0 ? 0 : rc;
+}
+
+static int load_dests(const struct engine_task *first, const struct ckpt_dest *dests,
+                      uint32_t count, struct healed *healed, struct ckpt_load_result *result,
+                      struct bl_errmsg *msg)
+{
+    const struct wire_engine_load *message = first->message;
+    const struct ckpt_reader_config config = {
+        .memory_max = ENGINE_LOAD_MEMORY,
+        .healed = on_healed,
+        .arg = healed,
+        .cancel = &first->cancel,
+    };
+    struct ckpt_place places[WIRE_JOB_ROOTS + 1];
+    struct ckpt_reader *reader = NULL;
+    uint32_t place_count = 0;
+    int rc = places_open(message, places, &place_count, healed, msg);
+
+    if (rc == 0) {
+        rc = ckpt_reader_open(&reader, places, place_count, &config, msg);
+    }
+    if (rc == 0) {
+        rc = ckpt_reader_load(reader, dests, count, result, msg);
+    }
+    ckpt_reader_close(reader);
+    for (uint32_t i = 0; i < place_count; i++) {
+        ckpt_store_close(places[i].store);
+    }
+    return rc;
+}
+
+static void answer_one(struct engine *engine, const struct asked *asked, int rc,
+                       const struct bl_errmsg *why, const struct healed *healed,
+                       const struct ckpt_load_result *result)
+{
+    const struct wire_engine_load *message = asked->task->message;
+    struct wire_engine_loaded answer = {
+        .request = message->request,
+        .rc = rc,
+        .elapsed_ms = result->elapsed_us / 1000,
+        .healed = healed->count,
+    };
+    struct bl_errmsg text = {0};
+
+    for (uint32_t i = 0; rc == 0 && i < message->extents.extent_count; i++) {
+        const struct bl_extent *extent = &message->extents.extents[i];
+
+        answer.bytes += bl_extent_elems(extent) *
+                        bl_dtype_bytes(message->extents.tensors[extent->tensor].dtype);
+    }
+    if (rc < 0) {
+        bl_log(BL_LOG_WARN, "engine", "load: %s", why->text);
+    }
+    snprintf(text.text, sizeof(text.text), "%s",
+             engine_text_without(why->text, message->root.path));
+    engine_text(answer.text, rc, &text);
+    snprintf(answer.healed_text, sizeof(answer.healed_text), "%s", healed->text);
+    engine_answer(engine, WIRE_TYPE_ENGINE_LOADED, &answer);
+}
+
+void engine_load(struct engine *engine, struct engine_task *task)
+{
+    struct asked asked[ENGINE_QUEUE_MAX + 1] = {{.task = task}};
+    struct ckpt_dest dests[ENGINE_QUEUE_MAX + 1];
+    struct ckpt_load_result result = {0};
+    struct healed healed = {0};
+    struct bl_errmsg why = {0};
+    uint32_t count = 1, dest_count = 0;
+    int rc = 0;
+
+    for (struct engine_task *more = engine_loads_take(engine, task); more != NULL;
+         more = more->next) {
+        asked[count++].task = more;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wire_engine_load *message = asked[i].task->message;
+
+        asked[i].rc = asked_map(&asked[i]);
+        if (asked[i].rc == 0) {
+            dests[dest_count++] = (struct ckpt_dest){
+                .list = &message->extents,
+                .base = (uint8_t *)asked[i].map + message->data_offset,
+            };
+        }
+    }
+    if (dest_count > 0) {
+        rc = load_dests(task, dests, dest_count, &healed, &result, &why);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        bool own = asked[i].rc < 0;
+
+        if (asked[i].map != NULL) {
+            bl_mem_free(asked[i].map, asked[i].bytes);
+        }
+        answer_one(engine, &asked[i], own ? asked[i].rc : rc, own ? &asked[i].why : &why, &healed,
+                   &result);
+        healed.count = 0; /* told once */
+        healed.text[0] = '\0';
+        if (asked[i].task != task) {
+            engine_task_free(asked[i].task);
+        }
+    }
+}
