@@ -22,6 +22,7 @@
 #define ESTIMATE_SAMPLES 4u
 #define PACE_BYTES       (8u * 1024 * 1024) /* stored, between two looks at the pace */
 #define PACE_ALL         8u
+#define PACE_FADE        8u /* looks after which one counts for a third */
 
 struct encode_slot {
     uint8_t *input, *output; /* owned; a chunk, and room for its frames */
@@ -44,6 +45,9 @@ struct pace {
     uint32_t turn;             /* eighths that are due */
     uint64_t bytes;            /* appended since the last look */
     uint64_t at_us, waited_us; /* at the last look */
+    /* Over the last looks, older ones fading: disks take what is queued in batches, so that most
+     * looks see no wait at all and a few a long one. */
+    uint64_t elapsed_sum, waited_sum;
 };
 
 struct encoder {
@@ -163,20 +167,20 @@ static void pace_step(struct encoder *encoder, size_t bytes)
 {
     const struct ckpt_part_writer *writer = encoder->writer;
     struct pace *pace = &encoder->pace;
-    uint64_t now, elapsed, waited;
+    uint64_t now;
 
     pace->bytes += bytes;
     if (pace->bytes < PACE_BYTES) {
         return;
     }
     now = ckpt_now_us();
-    elapsed = now - pace->at_us;
-    waited = writer->waited_us - pace->waited_us;
+    pace->elapsed_sum += now - pace->at_us - pace->elapsed_sum / PACE_FADE;
+    pace->waited_sum += writer->waited_us - pace->waited_us - pace->waited_sum / PACE_FADE;
     if (writer->written >= (uint64_t)ckpt_queue_depth(writer->queue) * CKPT_QUEUE_BYTES) {
-        if (waited * 16 > elapsed) {
+        if (pace->waited_sum * 16 > pace->elapsed_sum) {
             pace->share += pace->share < PACE_ALL;
         } else {
-            pace->share -= pace->share > 0;
+            pace->share /= 2;
         }
     }
     pace->bytes = 0;
