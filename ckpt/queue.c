@@ -310,12 +310,12 @@ void ckpt_queue_give(struct ckpt_queue *queue, uint32_t slot)
     queue->slots[slot].state = SLOT_FREE;
 }
 
-/* Waits until the rate allows another `bytes`. A pause is not made up for afterwards: the rate
- * holds over any stretch of time that is long against a buffer's. */
+/* Waits until the rate allows another `bytes`. What was slept too long is made up for, up to the
+ * time of one buffer, so that the average is the rate; longer pauses are not. */
 static void queue_pace(struct ckpt_queue *queue, uint32_t bytes)
 {
     const struct ckpt_io *io = queue->io;
-    uint64_t now, from;
+    uint64_t now, from, credit;
 
     if (io->rate_max == 0) {
         return;
@@ -329,7 +329,10 @@ static void queue_pace(struct ckpt_queue *queue, uint32_t bytes)
         now = bl_now_ns();
     }
     queue->held_ns += now - from;
-    queue->pace_ns = queue->pace_ns > now ? queue->pace_ns : now;
+    credit = (uint64_t)(CKPT_QUEUE_BYTES * 1e9 / (double)io->rate_max);
+    if (queue->pace_ns == 0 || queue->pace_ns + credit < now) {
+        queue->pace_ns = now;
+    }
     queue->pace_ns += (uint64_t)((double)bytes * 1e9 / (double)io->rate_max);
 }
 
