@@ -9,19 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/ckpt_io.h"
+#include "tests/bench/bench_codec.h"
 #include "tests/bench/bench_state.h"
 
 #define BENCH_RUN "bench-ckpt"
 
 struct bench {
     struct bench_state state;
-    uint8_t *loaded; /* owned: state.bytes, where loads go; NULL before the first */
     struct ckpt_io io;
     const char *root;
     struct ckpt_store *store;
@@ -31,17 +32,24 @@ struct bench {
 static void usage(FILE *to)
 {
     fputs("Usage: bench-ckpt --state ROOT --root DIR [--bytes N]\n"
+          "       bench-ckpt --run COMMAND [ARGUMENT...]\n"
           "\n"
           "Repeats the newest checkpoint of ROOT to N bytes (default 1 GiB) in memory and\n"
           "then reads commands, each answered by one JSON object on a line:\n"
           "\n"
           "  save CODEC   write a checkpoint of it under DIR, durably, and commit it;\n"
           "               only the newest two are kept\n"
-          "  load         read the newest one back and compare every byte\n"
+          "  load         read the newest one back and check its digest\n"
+          "  encode N     the first N bytes of it through the codec and through zstd -1,\n"
+          "               one thread, in turns\n"
+          "  rate N       saves and loads keep to N bytes a second; 0: as fast as it goes\n"
           "  io WAY...    how files are written and read from here on: uring (all that\n"
           "               there is), pwrite, nodirect, noregister\n"
           "  depth N      buffers in flight from here on; 0: as the library has it\n"
-          "  quit\n",
+          "  quit\n"
+          "\n"
+          "With --run it starts a command, its output on standard error, and prints how\n"
+          "long it took, its exit code and its peak memory.\n",
           to);
 }
 
@@ -138,11 +146,13 @@ static int bench_save(struct bench *bench, const char *codec, struct bl_errmsg *
     return rc;
 }
 
+/* Loads over the state itself, whose digest is known. */
 static int bench_load(struct bench *bench, struct bl_errmsg *msg)
 {
+    struct bl_state_digest digest = {{0, 0}};
     struct ckpt_scan scan = {0};
     struct ckpt_load_result result = {0};
-    struct ckpt_dest dest = {.list = &bench->state.list};
+    struct ckpt_dest dest = {.list = &bench->state.list, .base = bench->state.data};
     const struct ckpt_entry *entry;
     uint64_t started;
     double ms, cpu;
@@ -152,36 +162,43 @@ static int bench_load(struct bench *bench, struct bl_errmsg *msg)
         return rc;
     }
     entry = ckpt_scan_newest(&scan, NULL, 0);
-    if (bench->loaded == NULL) {
-        bench->loaded = bl_mem_alloc(bench->state.bytes);
-    }
-    if (entry == NULL || bench->loaded == NULL) {
+    if (entry == NULL) {
         ckpt_scan_close(&scan);
-        return bl_err_code(msg, entry == NULL ? BL_ENOSTATE : -ENOMEM, "load");
+        return bl_err_code(msg, BL_ENOSTATE, "load");
     }
-    memset(bench->loaded, 0xff, bench->state.bytes);
-    dest.base = bench->loaded;
+    memset(bench->state.data, 0xff, bench->state.bytes);
     cpu = cpu_ms();
     started = now_us();
     rc = ckpt_load(bench->store, entry->dir, &dest, 1, &result, msg);
     ms = 1e-3 * (double)(now_us() - started);
     cpu = cpu_ms() - cpu;
     ckpt_scan_close(&scan);
-    for (uint32_t i = 0; rc == 0 && i < bench->state.list.extent_count; i++) {
-        const struct bl_extent *extent = &bench->state.list.extents[i];
-        const struct bl_tensor *tensor = &bench->state.list.tensors[extent->tensor];
-
-        if (memcmp(bench->loaded + extent->offset, bench->state.data + extent->offset,
-                   bl_extent_elems(extent) * bl_dtype_bytes(tensor->dtype)) != 0) {
-            rc = bl_err(msg, BL_EDIGEST, "load: tensor %s came back different", tensor->name);
-        }
+    if (rc < 0) {
+        return rc;
     }
+    bl_extent_list_digest(&bench->state.list, bench->state.data, &digest);
+    if (!bl_state_digest_equal(&digest, &bench->state.digest)) {
+        return bl_err(msg, BL_EDIGEST, "load: the state came back different");
+    }
+    printf("{\"did\":\"load\",\"ms\":%.1f,\"cpu_ms\":%.1f,\"bytes\":%llu,\"read_bytes\":%llu,"
+           "\"path\":\"%s\",\"direct\":%s,\"registered\":%s}\n",
+           ms, cpu, (unsigned long long)result.bytes_wanted, (unsigned long long)result.bytes_read,
+           way(result.path), flag(result.direct), flag(result.registered));
+    return 0;
+}
+
+static int bench_encode(struct bench *bench, uint64_t bytes, struct bl_errmsg *msg)
+{
+    struct bench_codec codec;
+    int rc = bench_codec_measure(&bench->state, bytes, &codec, msg);
+
     if (rc == 0) {
-        printf("{\"did\":\"load\",\"ms\":%.1f,\"cpu_ms\":%.1f,\"bytes\":%llu,\"read_bytes\":%llu,"
-               "\"path\":\"%s\",\"direct\":%s,\"registered\":%s}\n",
-               ms, cpu, (unsigned long long)result.bytes_wanted,
-               (unsigned long long)result.bytes_read, way(result.path), flag(result.direct),
-               flag(result.registered));
+        printf("{\"did\":\"encode\",\"bytes\":%llu,\"stored_bytes\":%llu,\"encode_ms\":%.1f,"
+               "\"decode_ms\":%.1f,\"zstd_stored_bytes\":%llu,\"zstd_encode_ms\":%.1f,"
+               "\"zstd_decode_ms\":%.1f}\n",
+               (unsigned long long)codec.bytes, (unsigned long long)codec.stored_bytes,
+               codec.encode_ms, codec.decode_ms, (unsigned long long)codec.zstd_stored_bytes,
+               codec.zstd_encode_ms, codec.zstd_decode_ms);
     }
     return rc;
 }
@@ -215,36 +232,60 @@ static int bench_io(struct bench *bench, char *ways, struct bl_errmsg *msg)
     return 0;
 }
 
-static int bench_depth(struct bench *bench, const char *text, struct bl_errmsg *msg)
+static int number_parse(const char *text, uint64_t *ret, struct bl_errmsg *msg)
 {
     char *end = NULL;
-    unsigned long depth = strtoul(text, &end, 10);
 
-    if (end == text || *end != '\0' || depth > 1024) {
-        return bl_err(msg, -EINVAL, "depth %s: a number expected", text);
+    errno = 0;
+    *ret = strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0) {
+        return bl_err(msg, -EINVAL, "'%s': a number expected", text);
     }
-    bench->io.queue_depth = (uint32_t)depth;
-    printf("{\"did\":\"depth\",\"depth\":%lu}\n", depth);
+    return 0;
+}
+
+/* A command with a number. */
+static int bench_number(struct bench *bench, const char *name, const char *text,
+                        struct bl_errmsg *msg)
+{
+    uint64_t number = 0;
+    int rc = number_parse(text, &number, msg);
+
+    if (rc < 0) {
+        return rc;
+    }
+    if (strcmp(name, "encode") == 0) {
+        return bench_encode(bench, number, msg);
+    }
+    if (strcmp(name, "depth") == 0) {
+        bench->io.queue_depth = number > 1024 ? 1024 : (uint32_t)number;
+    } else if (strcmp(name, "rate") == 0) {
+        bench->io.rate_max = number;
+    } else {
+        return bl_err(msg, -EINVAL, "unknown command '%s'", name);
+    }
+    printf("{\"did\":\"%s\",\"value\":%llu}\n", name, (unsigned long long)number);
     return 0;
 }
 
 /* One line; 1 ends it all. */
 static int bench_command(struct bench *bench, char *line, struct bl_errmsg *msg)
 {
+    char *rest;
+
     line[strcspn(line, "\n")] = '\0';
-    if (strncmp(line, "save ", 5) == 0) {
-        return bench_save(bench, line + 5, msg);
+    rest = strchr(line, ' ');
+    if (rest == NULL) {
+        return strcmp(line, "load") == 0   ? bench_load(bench, msg)
+               : strcmp(line, "quit") == 0 ? 1
+                                           : bl_err(msg, -EINVAL, "unknown command '%s'", line);
     }
-    if (strcmp(line, "load") == 0) {
-        return bench_load(bench, msg);
+    *rest++ = '\0';
+    if (strcmp(line, "save") == 0) {
+        return bench_save(bench, rest, msg);
     }
-    if (strncmp(line, "io ", 3) == 0) {
-        return bench_io(bench, line + 3, msg);
-    }
-    if (strncmp(line, "depth ", 6) == 0) {
-        return bench_depth(bench, line + 6, msg);
-    }
-    return strcmp(line, "quit") == 0 ? 1 : bl_err(msg, -EINVAL, "unknown command '%s'", line);
+    return strcmp(line, "io") == 0 ? bench_io(bench, rest, msg)
+                                   : bench_number(bench, line, rest, msg);
 }
 
 static int bench_serve(struct bench *bench, struct bl_errmsg *msg)
@@ -258,10 +299,14 @@ static int bench_serve(struct bench *bench, struct bl_errmsg *msg)
         .reserve_bytes = 256 * 1024,
         .io = &bench->io,
     };
+    struct ckpt_scan scan = {0};
     char line[256];
     int rc = ckpt_store_open(&bench->store, &config, msg);
 
+    rc = rc < 0 ? rc : ckpt_scan(bench->store, &scan, msg);
     if (rc == 0) {
+        bench->step = scan.count == 0 ? 0 : scan.entries[0].step; /* saves go on from there */
+        ckpt_scan_close(&scan);
         printf("{\"did\":\"state\",\"bytes\":%llu,\"tensors\":%u}\n",
                (unsigned long long)bench->state.bytes, bench->state.list.tensor_count);
     }
@@ -274,6 +319,31 @@ static int bench_serve(struct bench *bench, struct bl_errmsg *msg)
     }
     ckpt_store_close(bench->store);
     return rc < 0 ? rc : 0;
+}
+
+/* Runs a command and says what it cost. */
+static int bench_run(char **argv)
+{
+    struct rusage use = {0};
+    uint64_t started = now_us();
+    int status = 0;
+    pid_t child = vfork();
+
+    if (child == 0) {
+        dup2(2, 1);
+        execvp(argv[0], argv);
+        _exit(127);
+    }
+    if (child < 0 || wait4(child, &status, 0, &use) != child) {
+        perror("bench-ckpt");
+        return 3;
+    }
+    printf("{\"did\":\"run\",\"ms\":%.1f,\"cpu_ms\":%.1f,\"peak_kib\":%ld,\"code\":%d}\n",
+           1e-3 * (double)(now_us() - started),
+           1e3 * (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+               1e-3 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec),
+           use.ru_maxrss, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    return 0;
 }
 
 int main(int argc, char **argv)
@@ -289,12 +359,19 @@ int main(int argc, char **argv)
             usage(stdout);
             return 0;
         }
+        if (i + 1 < argc && strcmp(argv[i], "--run") == 0) {
+            return bench_run(argv + i + 1);
+        }
         if (i + 1 < argc && strcmp(argv[i], "--state") == 0) {
             from = argv[++i];
         } else if (i + 1 < argc && strcmp(argv[i], "--root") == 0) {
             bench.root = argv[++i];
         } else if (i + 1 < argc && strcmp(argv[i], "--bytes") == 0) {
-            bytes = strtoull(argv[++i], NULL, 10);
+            rc = number_parse(argv[++i], &bytes, &why);
+            if (rc < 0) {
+                fprintf(stderr, "bench-ckpt: --bytes %s\n", why.text);
+                return 2;
+            }
         } else {
             fprintf(stderr, "bench-ckpt: %s: unknown option; see --help\n", argv[i]);
             return 2;
@@ -307,7 +384,6 @@ int main(int argc, char **argv)
     bench.io = *ckpt_io_real();
     rc = bench_state_init(&bench.state, from, bytes, &why);
     rc = rc < 0 ? rc : bench_serve(&bench, &why);
-    bl_mem_free(bench.loaded, bench.state.bytes);
     bench_state_close(&bench.state);
     if (rc < 0) {
         fprintf(stderr, "bench-ckpt: %s\n", why.text[0] != '\0' ? why.text : bl_strerror(rc));
