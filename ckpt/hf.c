@@ -78,8 +78,9 @@ bool ckpt_model_equal(const struct ckpt_model *a, const struct ckpt_model *b)
     return a->arch == b->arch && a->layers == b->layers && a->dim == b->dim &&
            a->hidden == b->hidden && a->heads == b->heads && a->kv_heads == b->kv_heads &&
            a->vocab == b->vocab && a->context == b->context && a->tied == b->tied &&
-           a->rope_theta == b->rope_theta && a->norm_eps == b->norm_eps && s->factor == t->factor &&
-           s->low == t->low && s->high == t->high && s->context == t->context;
+           a->no_bias == b->no_bias && a->rope_theta == b->rope_theta &&
+           a->norm_eps == b->norm_eps && s->factor == t->factor && s->low == t->low &&
+           s->high == t->high && s->context == t->context;
 }
 
 uint64_t ckpt_rotary_to_pairs(uint64_t row, uint32_t dim)
@@ -224,6 +225,13 @@ static void name_put(char ret[BL_TENSOR_NAME_MAX], const char *name, uint32_t la
     }
 }
 
+static bool is_bias(const char *name)
+{
+    size_t bytes = strlen(name);
+
+    return bytes > 5 && strcmp(name + bytes - 5, ".bias") == 0;
+}
+
 static void map_put(struct ckpt_map *map, const struct row *row, const struct ckpt_model *model,
                     enum ckpt_naming naming, uint32_t layer)
 {
@@ -247,6 +255,7 @@ static void map_put(struct ckpt_map *map, const struct row *row, const struct ck
     if (row->rotary && naming == CKPT_NAMES_LLAMA2C) {
         map->rotary_dim = model->dim / model->heads;
     }
+    map->zeros = model->no_bias && is_bias(row->ours);
     if (naming == CKPT_NAMES_HF_BARE && strncmp(theirs, front, sizeof(front) - 1) == 0) {
         theirs += sizeof(front) - 1;
     }

@@ -45,6 +45,7 @@ struct ckpt_model {
     uint32_t context;      /* longest sequence; GPT-2: rows of wpe; 0: not known (Llama only) */
     uint32_t vocab_padded; /* rows of their embedding and head; 0: vocab, no padding */
     bool tied;             /* the head shares the embedding's weights */
+    bool no_bias;          /* a GPT-2 without biases; theirs always has them: zeros */
     double rope_theta, norm_eps;
     struct ckpt_rope_scaling rope_scaling;
 };
@@ -103,6 +104,7 @@ struct ckpt_map {
     uint64_t shift;
     uint32_t rotary_dim; /* rows of one head, or 0 */
     bool transposed;
+    bool zeros; /* ours has no such tensor, theirs is all zeros: a GPT-2 without biases */
 };
 
 struct ckpt_map_list {

@@ -192,6 +192,7 @@ static int read_gpt2(struct ckpt_model *model, const json_t *config, struct bl_e
         rc = get_bool(config, "tie_word_embeddings", true, &model->tied, msg);
     }
     model->kv_heads = model->heads;
+    model->rope_theta = 10000; /* it has none; what a job says then */
     if (rc == 0 && strcmp(act, "gelu_new") != 0 && strcmp(act, "gelu_pytorch_tanh") != 0) {
         return bl_err(msg, BL_ENOTBUILT, "activation_function \"%.40s\": GPT-2's is gelu_new", act);
     }
@@ -350,6 +351,7 @@ static int read_job_model(struct ckpt_model *m, const json_t *job, const json_t 
     const char *arch = get_text(model, "arch", "llama");
     const json_t *train = json_object_get(job, "train");
     uint32_t seq_len = 0;
+    bool bias = true;
     int rc = bl_json_u32(model, "layers", 0, UINT32_MAX, &m->layers, msg);
 
     if (strcmp(arch, "llama") != 0 && strcmp(arch, "gpt2") != 0) {
@@ -386,6 +388,10 @@ static int read_job_model(struct ckpt_model *m, const json_t *job, const json_t 
     if (rc == 0) {
         rc = get_u32(model, "context", 0, &m->context, msg);
         m->context = m->context == 0 ? seq_len : m->context;
+    }
+    if (rc == 0) {
+        rc = get_bool(model, "bias", true, &bias, msg);
+        m->no_bias = m->arch == CKPT_ARCH_GPT2 && !bias;
     }
     return rc < 0 ? rc : read_scaling(m, json_object_get(model, "rope_scaling"), msg);
 }
@@ -424,6 +430,8 @@ char *ckpt_model_to_job(const struct ckpt_model *m)
     char *text = NULL;
 
     if (job != NULL && json_object_set_new(model, "norm_eps", json_real(m->norm_eps)) == 0 &&
+        (m->arch != CKPT_ARCH_GPT2 ||
+         json_object_set_new(model, "bias", json_boolean(!m->no_bias)) == 0) &&
         (m->arch != CKPT_ARCH_LLAMA ||
          json_object_set_new(model, "rope_theta", json_real(m->rope_theta)) == 0) &&
         (scaling->factor <= 0 ||

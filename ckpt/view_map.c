@@ -249,12 +249,12 @@ static int give_plain(struct map_view *view, uint32_t index, uint64_t lo, uint64
     uint32_t bytes = bl_dtype_bytes(view->dtype);
     int rc = 0;
 
-    memset(dest, 0, (hi - lo) * bytes); /* padding of the vocabulary */
+    memset(dest, 0, (hi - lo) * bytes); /* padding of the vocabulary, biases that ours has not */
     for (uint32_t m = 0; rc == 0 && m < origin->count; m++) {
         const struct ckpt_map *map = &view->maps[origin->first + m];
         uint64_t columns = map->tensor.dims == 2 ? map->tensor.shape[1] : 1;
         uint64_t start = map->shift * columns, end = start + bl_tensor_elems(&map->tensor);
-        uint64_t from = lo > start ? lo : start, to = hi < end ? hi : end;
+        uint64_t from = lo > start ? lo : start, to = map->zeros ? 0 : hi < end ? hi : end;
 
         while (rc == 0 && from < to) {
             uint64_t count = to - from < SLICE_ELEMS ? to - from : SLICE_ELEMS;
@@ -356,7 +356,8 @@ static bool origin_ours(struct map_view *view, const struct ckpt_map *map, struc
 
     ret->count = 1;
     ret->inner[0] = (uint32_t)inner;
-    return inner >= 0 && fits(&view->inner->tensors[inner], map->theirs_dims, map->theirs_shape);
+    return !map->zeros && inner >= 0 &&
+           fits(&view->inner->tensors[inner], map->theirs_dims, map->theirs_shape);
 }
 
 static bool origin_theirs(struct map_view *view, const struct ckpt_map *maps, struct origin *ret)
@@ -364,6 +365,9 @@ static bool origin_theirs(struct map_view *view, const struct ckpt_map *maps, st
     for (uint32_t m = 0; m < ret->count; m++) {
         int64_t inner = ckpt_view_find(view->inner, maps[m].tensor.name);
 
+        if (maps[m].zeros) {
+            continue;
+        }
         if (inner < 0 || view->inner->tensors[inner].dtype != BL_F32 ||
             !fits(&view->inner->tensors[inner], maps[m].tensor.dims, maps[m].tensor.shape)) {
             return false;

@@ -82,6 +82,9 @@ static void compare(const struct export *export, struct tool_findings *findings)
         const struct bl_tensor *want = &export->maps.maps[i].tensor;
         int64_t at = ckpt_view_find(ours, want->name);
 
+        if (export->maps.maps[i].zeros) {
+            continue;
+        }
         if (at < 0) {
             tool_findings_add(findings, "missing", want->name, "is not in the checkpoint");
         } else if (ours->tensors[at].dtype != BL_F32) {
@@ -370,6 +373,9 @@ static int print_result(const struct export *export)
            ckpt_arch_name(export->model.arch), export->item_count,
            ckpt_tool_size(size, export->bytes), dtype_name(export->dtype), export->shard_count,
            export->shard_count == 1 ? "" : "s");
+    if (export->model.no_bias) {
+        printf("the model has no biases; they were written as zeros\n");
+    }
     return TOOL_GOOD;
 }
 

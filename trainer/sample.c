@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "trainer/data.h"
 #include "trainer/options.h"
-#include "trainer/pieces.h"
+#include "trainer/sample_text.h"
 #include "trainer/weights.h"
 
 #define SAMPLE_TOKENS_MAX  65536u
@@ -35,7 +35,8 @@ static const char help[] =
     "checkpoint, a root (then its newest good checkpoint is taken), a directory of\n"
     "Hugging Face's with a Llama in it, or a llama2.c file.\n"
     "\n"
-    "  --tokenizer FILE   llama2.c's (tok512.bin); without it a token is a byte\n"
+    "  --tokenizer FILE   llama2.c's (tok512.bin) or GPT-2's merges (vocab.bpe); without\n"
+    "                     it a token is a byte\n"
     "  --prompt TEXT      what to continue (default: nothing with a tokenizer, else\n"
     "                     a line break)\n"
     "  --steps N          end after N tokens, those of the prompt included, or where\n"
@@ -220,91 +221,6 @@ static int parse(struct sample_args *args, int argc, char **argv)
     return check(args);
 }
 
-/* ---- Text and tokens ---- */
-
-struct text {
-    struct pieces *pieces; /* owned; NULL: tokens are bytes */
-    int32_t *prompt;       /* owned */
-    uint32_t prompt_len;
-    int32_t *out; /* owned */
-    uint32_t out_len;
-};
-
-static int text_open(struct text *text, const struct sample_args *args,
-                     const struct train_weights *weights, struct bl_errmsg *msg)
-{
-    const char *prompt = args->prompt != NULL ? args->prompt : args->tokenizer != NULL ? "" : "\n";
-    size_t bytes = strlen(prompt);
-    int rc = 0;
-    if (args->tokenizer != NULL) {
-        rc = pieces_open(&text->pieces, args->tokenizer, weights->config.vocab, msg);
-    } else if (weights->config.vocab != TRAIN_BYTE_VOCAB && args->model != NULL) {
-        rc = bl_err(msg, BL_ECONFIG, "a vocabulary of %u tokens: --tokenizer FILE is missing",
-                    weights->config.vocab);
-    }
-    if (rc != 0) {
-        return rc;
-    }
-    text->prompt = calloc(bytes + 2, sizeof *text->prompt);
-    if (text->prompt == NULL) {
-        return bl_err_code(msg, -ENOMEM, "sample");
-    }
-    text->prompt_len = (uint32_t)bytes;
-    for (size_t i = 0; i < bytes; i++) {
-        text->prompt[i] = (uint8_t)prompt[i];
-    }
-    if (text->pieces != NULL) {
-        rc = pieces_encode(text->pieces, prompt, bytes, text->prompt, &text->prompt_len, msg);
-    }
-    /* The first position's output is the second token. */
-    uint32_t given = text->prompt_len - (text->pieces != NULL);
-    text->out_len = args->tokens != 0     ? args->tokens
-                    : given < args->steps ? args->steps - given
-                                          : 0;
-    text->out = calloc((size_t)text->out_len + 1, sizeof *text->out);
-    if (rc == 0 && text->out == NULL) {
-        rc = bl_err_code(msg, -ENOMEM, "sample");
-    }
-    return rc;
-}
-
-static void text_close(struct text *text)
-{
-    pieces_close(text->pieces);
-    free(text->prompt);
-    free(text->out);
-}
-
-static void put_byte_token(int32_t token)
-{
-    putchar(token < (int32_t)TRAIN_BYTE_VOCAB ? token : '?');
-}
-
-/* Prompt and output; a tokenizer's text ends where the model ends it. */
-static void text_write(const struct text *text)
-{
-    int32_t before = text->prompt[0];
-    for (uint32_t i = 0; i < text->prompt_len + text->out_len; i++) {
-        int32_t token = i < text->prompt_len ? text->prompt[i] : text->out[i - text->prompt_len];
-        if (text->pieces == NULL) {
-            put_byte_token(token);
-        } else if (i > 0) {
-            size_t bytes;
-            const char *piece = pieces_text(text->pieces, before, token, &bytes);
-            if (token == PIECES_BEGIN) {
-                break;
-            }
-            fwrite(piece, 1, bytes, stdout);
-            before = token;
-        }
-    }
-    if (text->pieces == NULL || isatty(STDOUT_FILENO)) {
-        putchar('\n');
-    }
-}
-
-/* ---- */
-
 static uint32_t threads_of(const struct sample_args *args, const struct bl_job *job)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -324,10 +240,14 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
 {
     struct train_model *model = NULL;
     struct kern_pool *pool = NULL;
-    struct text text = {0};
+    struct sample_text text = {0};
     float *params = NULL;
     uint64_t bytes = 0;
-    int rc = text_open(&text, args, weights, msg);
+    int rc = sample_text_open(&text, args->tokenizer, args->prompt, weights->config.vocab,
+                              args->job != NULL, msg);
+    if (rc == 0) {
+        rc = sample_text_room(&text, args->tokens, args->steps, msg);
+    }
     if (rc == 0) {
         rc = kern_pool_new(&pool, threads, msg);
     }
@@ -346,9 +266,9 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
                                 &args->how, pool, msg);
     }
     if (rc == 0) {
-        text_write(&text);
+        sample_text_write(&text);
     }
-    text_close(&text);
+    sample_text_close(&text);
     bl_mem_free(params, bytes);
     train_model_free(model);
     kern_pool_free(pool);

@@ -111,7 +111,7 @@ static int take_model(struct train_weights *weights, const struct ckpt_model *mo
                                             .kv_heads = model->kv_heads,
                                             .vocab = model->vocab,
                                             .tied = model->tied,
-                                            .bias = is_gpt2, /* as Hugging Face's always has */
+                                            .bias = is_gpt2 && !model->no_bias,
                                             .context = is_gpt2 ? model->context : 0,
                                             .rope_theta = model->rope_theta,
                                             .norm_eps = model->norm_eps};
