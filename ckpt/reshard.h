@@ -23,7 +23,7 @@
 #include "ckpt/reader.h"
 
 #define CKPT_RESHARD_MEMORY     (256ull * 1024 * 1024) /* when nobody says */
-#define CKPT_RESHARD_MEMORY_MIN (64ull * 1024 * 1024)  /* less is refused */
+#define CKPT_RESHARD_MEMORY_MIN (128ull * 1024 * 1024) /* less is refused */
 
 struct ckpt_reshard_part {
     char name[CKPT_PART_NAME_MAX];
@@ -46,7 +46,7 @@ struct ckpt_reshard_how {
     const struct ckpt_layout_model *model; /* with layout */
     const struct ckpt_manifest *like;      /* instead of both: its extents, parts and layout */
     uint32_t parts;                        /* 0: as many as the source has */
-    const char *codec;                     /* NULL: the source's */
+    const char *codec;                     /* NULL: that of `like`, else the source's */
 };
 
 /* Plans: pure. `source` is a manifest with its parts' extents. BL_ECONFIG or BL_EFORMAT when the

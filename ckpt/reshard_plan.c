@@ -176,6 +176,7 @@ static int copy_manifest(struct ckpt_manifest *ret, const struct ckpt_manifest *
     }
     if (how->like != NULL) {
         ret->layout = how->like->layout;
+        memcpy(ret->codec, how->like->codec, sizeof(ret->codec));
     } else if (how->layout != NULL) {
         ret->layout = *how->layout;
     }

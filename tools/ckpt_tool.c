@@ -14,16 +14,10 @@
 #include "base/json.h"
 #include "tools/ckpt_tool_args.h"
 
-#define NOT_BUILT(verb)                                                                            \
-    &(const struct ckpt_tool_verb)                                                                 \
-    {                                                                                              \
-        .name = (verb)                                                                             \
-    }
-
 static const struct ckpt_tool_verb *const verbs[] = {
     &ckpt_tool_verb_ls,      &ckpt_tool_verb_show,   &ckpt_tool_verb_verify,
     &ckpt_tool_verb_diff,    &ckpt_tool_verb_import, &ckpt_tool_verb_export,
-    &ckpt_tool_verb_reshard, &ckpt_tool_verb_prune,  NOT_BUILT("repair"),
+    &ckpt_tool_verb_reshard, &ckpt_tool_verb_prune,  &ckpt_tool_verb_repair,
 };
 #define VERB_COUNT (sizeof(verbs) / sizeof(verbs[0]))
 
@@ -49,18 +43,11 @@ static const char help_tail[] = "\n"
                                 "  ckpt-tool verify /scratch/run7/step-000000001200.g7\n"
                                 "  ckpt-tool show /scratch/run7 --json | jq .state_digest\n";
 
-static bool is_built(const struct ckpt_tool_verb *verb)
-{
-    return verb->run != NULL || verb->run_own != NULL;
-}
-
 static void print_help(void)
 {
     fputs(help_head, stdout);
     for (uint32_t i = 0; i < VERB_COUNT; i++) {
-        if (is_built(verbs[i])) {
-            printf("  %-16s %s\n", verbs[i]->name, verbs[i]->summary);
-        }
+        printf("  %-16s %s\n", verbs[i]->name, verbs[i]->summary);
     }
     fputs(help_tail, stdout);
 }
@@ -175,9 +162,6 @@ static int run_verb(const struct ckpt_tool_verb *verb, int argc, char **argv)
     struct ckpt_tool_parsed parsed;
     int code;
 
-    if (!is_built(verb)) {
-        return ckpt_tool_fail("%s is not built into this version", verb->name);
-    }
     if (verb->run_own != NULL) {
         return verb->run_own(argc, argv);
     }

@@ -66,7 +66,8 @@ struct ckpt_tool_verb {
 #define TOOL_OPTIONS_BYTES_MAX 4096u
 
 extern const struct ckpt_tool_verb ckpt_tool_verb_ls, ckpt_tool_verb_verify;
-extern const struct ckpt_tool_verb ckpt_tool_verb_reshard, ckpt_tool_verb_prune;
+extern const struct ckpt_tool_verb ckpt_tool_verb_reshard, ckpt_tool_verb_prune,
+    ckpt_tool_verb_repair;
 extern const struct ckpt_tool_verb ckpt_tool_verb_import, ckpt_tool_verb_export,
     ckpt_tool_verb_diff, ckpt_tool_verb_show;
 
