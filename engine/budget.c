@@ -79,6 +79,6 @@ int engine_budget_check(uint64_t bytes, struct bl_errmsg *msg)
                   "needs %llu MiB of memory (save %llu, verify %llu, load %llu), but %llu MiB are "
                   "available",
                   (unsigned long long)(bytes >> 20), ENGINE_SAVE_BYTES >> 20,
-                  ENGINE_VERIFY_BYTES >> 20, ENGINE_LOAD_BYTES >> 20,
+                  ENGINE_VERIFY_BYTES >> 20, (unsigned long long)(engine_load_bytes(bytes) >> 20),
                   (unsigned long long)(left >> 20));
 }

@@ -11,12 +11,21 @@
 
 /*
  * Memory, in three shares that can be in use at once; descriptions of the state (some 300 bytes an
- * extent) come on top. The ranks' arenas are theirs, and only mapped here.
+ * extent) come on top. The ranks' arenas are theirs, and only mapped here. What --memory gives
+ * beyond the first two is for loads.
  */
-#define ENGINE_SAVE_BYTES   (96ull << 20)  /* transfer buffers; compressed chunks under way */
-#define ENGINE_VERIFY_BYTES (48ull << 20)  /* transfer buffers; a chunk being decompressed */
-#define ENGINE_LOAD_BYTES   (256ull << 20) /* plans and buffers of a load */
-#define ENGINE_MEMORY_BYTES (ENGINE_SAVE_BYTES + ENGINE_VERIFY_BYTES + ENGINE_LOAD_BYTES)
+#define ENGINE_SAVE_BYTES       (96ull << 20) /* transfer buffers, chunks being compressed */
+#define ENGINE_VERIFY_BYTES     (64ull << 20) /* transfer buffers, a chunk being decompressed */
+#define ENGINE_LOAD_BYTES       (256ull << 20)
+#define ENGINE_LOAD_BYTES_MIN   (64ull << 20)
+#define ENGINE_MEMORY_BYTES     (ENGINE_SAVE_BYTES + ENGINE_VERIFY_BYTES + ENGINE_LOAD_BYTES)
+#define ENGINE_MEMORY_BYTES_MIN (ENGINE_SAVE_BYTES + ENGINE_VERIFY_BYTES + ENGINE_LOAD_BYTES_MIN)
+
+/* What loads may take of `memory_bytes`. */
+static inline uint64_t engine_load_bytes(uint64_t memory_bytes)
+{
+    return memory_bytes - ENGINE_SAVE_BYTES - ENGINE_VERIFY_BYTES;
+}
 
 /* Processor: 0 is what the ranks have. */
 #define ENGINE_NICE_WRITER   10

@@ -87,6 +87,7 @@ struct engine_lane { /* a worker and its queue */
 struct engine_verifier;
 
 struct engine {
+    uint64_t memory_bytes; /* see budget.h; set before the start, then only read */
     struct engine_lane writer, reader;
     struct engine_verifier *verifier;
     struct engine_watch watch; /* the writer's */
@@ -97,6 +98,7 @@ struct engine {
 
 /* ---- work.c: any thread unless said otherwise ---- */
 
+/* `engine` is zeroed but for its memory_bytes. */
 BL_MUST_CHECK int engine_start(struct engine *engine, struct bl_errmsg *msg);
 /* Main thread. Cancels all, waits at most ENGINE_LEAVE_MS; false: a worker hangs. */
 bool engine_stop(struct engine *engine);

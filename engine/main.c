@@ -15,12 +15,13 @@
 
 static void usage(FILE *to)
 {
-    fputs("usage: belay-engine --fd N\n"
+    fputs("usage: belay-engine --fd N [--memory MIB]\n"
           "\n"
           "Writes, reads and retires checkpoints for belayd, which starts it with one end\n"
           "of a socket pair as descriptor N. Not for use by hand; see belay-engine(8).\n"
           "\n"
           "  --fd N       the descriptor (default 3)\n"
+          "  --memory MIB what it may take beside the ranks' memory (default 416)\n"
           "  --version    print the version\n"
           "  --help       print this\n",
           to);
@@ -98,12 +99,35 @@ static int serve(struct engine *engine, struct wire_sock *sock, struct bl_errmsg
     return rc == BL_EPEER || rc == -ECONNRESET || rc == -EPIPE ? 0 : rc;
 }
 
-static int parse_args(int argc, char **argv, int *ret_fd)
-{
-    for (int i = 1; i < argc; i++) {
-        char *end = NULL;
-        long fd;
+struct options {
+    int fd;
+    uint64_t memory_mib;
+};
 
+/* -1: go on; else the exit code. */
+static int parse_number(const char *option, const char *text, uint64_t min, uint64_t max,
+                        uint64_t *ret)
+{
+    char *end = NULL;
+    unsigned long long value = text == NULL ? 0 : strtoull(text, &end, 10);
+
+    if (text == NULL || text[0] < '0' || text[0] > '9' || *end != '\0' || value < min ||
+        value > max) {
+        fprintf(stderr, "belay-engine: %s %s: a number from %llu to %llu expected\n", option,
+                text == NULL ? "" : text, (unsigned long long)min, (unsigned long long)max);
+        return 2;
+    }
+    *ret = value;
+    return -1;
+}
+
+static int parse_args(int argc, char **argv, struct options *ret)
+{
+    uint64_t fd = 3;
+    int code = -1;
+
+    *ret = (struct options){.memory_mib = ENGINE_MEMORY_BYTES >> 20};
+    for (int i = 1; code < 0 && i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             usage(stdout);
             return 0;
@@ -112,18 +136,19 @@ static int parse_args(int argc, char **argv, int *ret_fd)
             printf("belay-engine %s\n", BELAY_VERSION);
             return 0;
         }
-        if (strcmp(argv[i], "--fd") != 0 || i + 1 >= argc) {
+        if (strcmp(argv[i], "--fd") == 0) {
+            code = parse_number(argv[i], argv[i + 1], 0, 1 << 20, &fd);
+        } else if (strcmp(argv[i], "--memory") == 0) {
+            code = parse_number(argv[i], argv[i + 1], ENGINE_MEMORY_BYTES_MIN >> 20, 1 << 30,
+                                &ret->memory_mib);
+        } else {
             fprintf(stderr, "belay-engine: %s: unknown option; see belay-engine --help\n", argv[i]);
             return 2;
         }
-        fd = strtol(argv[++i], &end, 10);
-        if (*end != '\0' || fd < 0 || fd > 1 << 20) {
-            fprintf(stderr, "belay-engine: --fd %s: a descriptor's number expected\n", argv[i]);
-            return 2;
-        }
-        *ret_fd = (int)fd;
+        i++;
     }
-    return -1;
+    ret->fd = (int)fd;
+    return code;
 }
 
 /* A write of many arenas has many descriptors. */
@@ -142,7 +167,8 @@ int main(int argc, char **argv)
     static struct engine engine;
     struct bl_errmsg why = {0};
     struct wire_sock sock;
-    int fd = 3, code = parse_args(argc, argv, &fd);
+    struct options options;
+    int code = parse_args(argc, argv, &options);
     int rc;
 
     if (code >= 0) {
@@ -151,18 +177,20 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* the terminal's: the daemon decides, and closes the socket */
     files_allow();
-    rc = wire_unix_peer_check(fd, &why);
+    rc = wire_unix_peer_check(options.fd, &why);
     if (rc < 0) {
-        fprintf(stderr, "belay-engine: descriptor %d is no socket of a daemon: %s\n", fd, why.text);
+        fprintf(stderr, "belay-engine: descriptor %d is no socket of a daemon: %s\n", options.fd,
+                why.text);
         return 3;
     }
-    rc = engine_budget_check(ENGINE_MEMORY_BYTES, &why);
+    engine.memory_bytes = options.memory_mib << 20;
+    rc = engine_budget_check(engine.memory_bytes, &why);
     rc = rc < 0 ? rc : engine_start(&engine, &why);
     if (rc < 0) {
         fprintf(stderr, "belay-engine: %s\n", why.text);
         return 3;
     }
-    wire_sock_init(&sock, fd);
+    wire_sock_init(&sock, options.fd);
     rc = serve(&engine, &sock, &why);
     if (rc < 0) {
         bl_log(BL_LOG_ERROR, "engine", "%s", why.text[0] != '\0' ? why.text : bl_strerror(rc));

@@ -220,7 +220,6 @@ int engine_start(struct engine *engine, struct bl_errmsg *msg)
 {
     int rc;
 
-    memset(engine, 0, sizeof(*engine));
     pthread_mutex_init(&engine->lock, NULL);
     engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->wake_fd < 0) {

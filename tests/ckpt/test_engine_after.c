@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -269,6 +271,42 @@ static void test_engine_threads_are_kind_to_the_ranks(void **state)
     }
 }
 
+/* ---- memory ---- */
+
+static void test_engine_refuses_to_start_where_memory_is_short(void **state)
+{
+    char path[1024], text[512] = "";
+    int ends[2], pipes[2], status = 0;
+    ssize_t bytes = 0, more;
+    pid_t pid;
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/belay-engine", getenv("BELAY_BUILD"));
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    assert_int_equal(pipe(pipes), 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(ends[1], 3);
+        dup2(pipes[1], 2);
+        execl(path, path, "--memory", "1000000000", (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    close(pipes[1]);
+    while ((more = read(pipes[0], text + bytes, sizeof(text) - 1 - (size_t)bytes)) > 0) {
+        bytes += more;
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    if (strstr(text, "needs 1000000000 MiB of memory (save 96, verify 64, load ") == NULL ||
+        strstr(text, "are available") == NULL) {
+        fail_msg("%s", text);
+    }
+    close(ends[0]);
+    close(pipes[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +315,7 @@ int main(void)
         WITH(test_engine_reads_back_what_retention_waits_for, fixture_setup),
         WITH(test_engine_remembers_over_a_restart_what_was_read_back, fixture_setup),
         WITH(test_engine_keeps_the_pace_of_its_root, fixture_setup),
+        cmocka_unit_test(test_engine_refuses_to_start_where_memory_is_short),
         WITH(test_engine_threads_are_kind_to_the_ranks, fixture_setup),
 #ifdef BELAY_FAILPOINTS
         WITH(test_engine_gives_saves_precedence_over_reading_back, setup_slow_second),

@@ -5,6 +5,8 @@
 #include <setjmp.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -523,6 +525,52 @@ static void test_store_refuses_a_save_early_when_space_is_not_there(void **state
     ckpt_store_close(store);
 }
 
+/* ---- a file system that shows new files late ---- */
+
+static struct ckpt_io_ops late_ops;
+static int late_left; /* how often an index is not seen yet */
+
+static int late_open(struct ckpt_io *io, const char *path, int flags, mode_t mode)
+{
+    const char *dot = strrchr(path, '.');
+
+    if (dot != NULL && strcmp(dot, ".index") == 0 && (flags & O_CREAT) == 0 && late_left > 0) {
+        late_left--;
+        return -ENOENT;
+    }
+    return ckpt_io_real()->ops->open(io, path, flags, mode);
+}
+
+static void test_store_commit_waits_for_parts_that_are_seen_late(void **state)
+{
+    struct ckpt_io io = *ckpt_io_real();
+    const struct ckpt_store_config config = {.path = root,
+                                             .run = SAMPLE_RUN,
+                                             .node = "n0",
+                                             .create = true,
+                                             .shared = true,
+                                             .nodes = 2,
+                                             .io = &io};
+    struct ckpt_store *store;
+    struct bl_errmsg why = {0};
+
+    (void)state;
+    late_ops = *io.ops;
+    late_ops.open = late_open;
+    io.ops = &late_ops;
+    OK(ckpt_store_open(&store, &config, msg));
+    late_left = 3;
+    OK(sample_save(store, SAMPLE_FLAT, 4, 5, 1, 1, msg));
+    assert_int_equal(late_left, 0);
+    check_newest(store, 5);
+    late_left = INT_MAX; /* for good: it ends, and names the file */
+    assert_int_equal(sample_save(store, SAMPLE_FLAT, 4, 6, 1, 1, &why), -ENOENT);
+    assert_non_null(strstr(why.text, "part-0000.index"));
+    late_left = 0;
+    check_newest(store, 5);
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -542,6 +590,7 @@ int main(void)
         TEST(test_store_pull_sources_give_the_same_part),
         TEST(test_store_sweep_leaves_the_save_of_a_later_step_alone),
         TEST(test_store_refuses_a_save_early_when_space_is_not_there),
+        TEST(test_store_commit_waits_for_parts_that_are_seen_late),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
