@@ -96,7 +96,7 @@ struct bl_job {
     uint64_t snapshot_bytes_max; /* node memory budget for slots */
     struct bl_job_root roots[BL_JOB_ROOTS_MAX];
     uint32_t root_count;
-    char codec[16]; /* none (auto comes with the planes) */
+    char codec[16]; /* of checkpoints: "auto", "zstd", "none" */
     struct bl_job_deadlines deadlines;
     char command[BL_JOB_ARGS_MAX]
                 [BL_PATH_MAX]; /* the trainer's argv; empty: belay-train beside belayd */

@@ -165,8 +165,8 @@ const struct job_option job_options[] = {
          "bytes a second that a save writes, and reading back reads; 0: no limit"),
     BOOL("roots[].verify", JOB_LIVE, 0, ROOT(verify), "true",
          "read each checkpoint back after its commit, at low priority"),
-    CHOICE("codec", JOB_RESUME, 0, FIELD(codec), 16, "none", "none", "auto|zstd|planes",
-           "compression of checkpoints"),
+    CHOICE("codec", JOB_RESUME, 0, FIELD(codec), 16, "auto", "auto|zstd|none", NULL,
+           "compression of checkpoints; auto: as far as the target is slower; none: plain files"),
 
     MS("deadlines.beat", deadlines.beat, 10, HOUR_MS, "200ms", "interval of reports and beats"),
     MS("deadlines.lease", deadlines.lease, 100, HOUR_MS, "5s",

@@ -109,7 +109,7 @@ static void test_job_file_is_read_with_defaults_filled_in(void **state)
     assert_string_equal(job.command[0], "./train");
     assert_string_equal(job.command[1], "");
     assert_string_equal(job.backend, "auto");
-    assert_string_equal(job.codec, "none");
+    assert_string_equal(job.codec, "auto");
 }
 
 static void test_job_gpt2_has_defaults_of_its_own(void **state)
@@ -236,8 +236,8 @@ static const struct refusal refusals[] = {
      "job.yaml:17:10: backend: 'gpu' is unknown (there is: auto|cpu)"},
     {17, "backend: cuda", BL_ENOTBUILT,
      "job.yaml:17:10: backend: 'cuda' is not built into this version (there is: auto|cpu)"},
-    {17, "codec: zstd", BL_ENOTBUILT,
-     "job.yaml:17:8: codec: 'zstd' is not built into this version (there is: none)"},
+    {17, "codec: lz4", BL_ECONFIG,
+     "job.yaml:17:8: codec: 'lz4' is unknown (there is: auto|zstd|none)"},
     {17, "protect: peer", BL_ENOTBUILT,
      "job.yaml:17:10: protect: 'peer' is not built into this version (there is: node)"},
     {17, "env: {pass: [PATH]}", BL_ENOTBUILT, "job.yaml:17:1: env: not built into this version"},

@@ -137,9 +137,10 @@ flip() {
     python3 - "$1" <<'PYTHON'
 import sys
 with open(sys.argv[1], "r+b") as part:
-    part.seek(-1000, 2)
+    middle = part.seek(0, 2) // 2
+    part.seek(middle)
     byte = part.read(1)[0]
-    part.seek(-1000, 2)
+    part.seek(middle)
     part.write(bytes([byte ^ 16]))
 PYTHON
 }
