@@ -17,7 +17,7 @@ static const char help[] =
     "       belay-train --check FILE\n"
     "       belay-train --probe --job FILE\n"
     "       belay-train tokenize --merges FILE --out NAME [OPTION...] TEXT...\n"
-    "       belay-train sample --job FILE --weights DIR --prompt TEXT [OPTION...]\n"
+    "       belay-train sample --model PATH [OPTION...]\n"
     "\n"
     "Trains the model of a job file. Started by belayd (BELAY_SOCKET is\n"
     "set) it is one rank of a supervised run; started by hand it trains alone.\n"
@@ -39,7 +39,7 @@ static const char help[] =
     "Examples:\n"
     "  belay-train --check job.yaml\n"
     "  belay-train --job job.yaml --ranks 4 --digest\n"
-    "  belay-train sample --job job.yaml --weights ckpt/step-000000001200.g7 \\\n"
+    "  belay-train sample --model ckpt/step-000000001200.g7 \\\n"
     "      --prompt 'Once upon a time' --tokens 200 --temperature 0.8\n"
     "\n"
     "Exit codes: 0 done, 2 the job or the command line is wrong, 3 could not.\n";
