@@ -30,6 +30,9 @@ struct bl_job_model {
     uint32_t bias;    /* GPT-2: biases in linear layers and norms */
     uint32_t context; /* GPT-2: rows of the position embedding, at least seq_len; Llama: 0 */
     double rope_theta, norm_eps;
+    double rope_factor, rope_low,
+        rope_high; /* Llama 3's stretching of positions; factor 1 or 0: none */
+    uint32_t rope_context;
 };
 
 struct bl_job_train {

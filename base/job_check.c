@@ -137,6 +137,10 @@ static int check_model(const struct job_checker *checker)
                           "%u: llama's rotary positions have no end (leave it out)",
                           model->context);
     }
+    if (model->rope_high <= model->rope_low) {
+        return check_fail(checker, BL_ECONFIG, "model.rope_high", "%g must be above rope_low (%g)",
+                          model->rope_high, model->rope_low);
+    }
     if (strcmp(checker->job->tokenizer, "bytes") == 0 && model->vocab < 256) {
         return check_fail(checker, BL_ECONFIG, "model.vocab",
                           "%u is too few for the tokenizer 'bytes', which has 256", model->vocab);

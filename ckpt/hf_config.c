@@ -345,6 +345,26 @@ char *ckpt_model_to_config(const struct ckpt_model *model, enum bl_dtype dtype)
 
 /* ---- The frozen job ---- */
 
+/* The trainer's own keys for the same. */
+static int read_job_scaling(struct ckpt_model *m, const json_t *model, struct bl_errmsg *msg)
+{
+    struct ckpt_rope_scaling scaling = {0};
+    int rc = get_real(model, "rope_factor", 1, &scaling.factor, msg);
+
+    if (rc < 0 || scaling.factor == 1) {
+        return rc;
+    }
+    rc = get_real(model, "rope_low", 1, &scaling.low, msg);
+    if (rc == 0) {
+        rc = get_real(model, "rope_high", 4, &scaling.high, msg);
+    }
+    if (rc == 0) {
+        rc = get_u32(model, "rope_context", 8192, &scaling.context, msg);
+    }
+    m->rope_scaling = scaling;
+    return rc;
+}
+
 static int read_job_model(struct ckpt_model *m, const json_t *job, const json_t *model,
                           struct bl_errmsg *msg)
 {
@@ -393,7 +413,8 @@ static int read_job_model(struct ckpt_model *m, const json_t *job, const json_t 
         rc = get_bool(model, "bias", true, &bias, msg);
         m->no_bias = m->arch == CKPT_ARCH_GPT2 && !bias;
     }
-    return rc < 0 ? rc : read_scaling(m, json_object_get(model, "rope_scaling"), msg);
+    rc = rc < 0 ? rc : read_scaling(m, json_object_get(model, "rope_scaling"), msg);
+    return rc < 0 ? rc : read_job_scaling(m, model, msg);
 }
 
 int ckpt_model_from_job(struct ckpt_model *ret, const char *job_text, struct bl_errmsg *msg)

@@ -123,8 +123,19 @@ void kern_position_backward(struct kern_pool *pool, float *dweight, const float 
 /* ---- rotary positions (Su et al. 2021), the two halves of a head rotated against each other as
  * in the Hugging Face weights ---- */
 
-/* table[T, 2, D/2]: cosines, then sines of t * theta^(-2i/D), in fp64, rounded once. D even. */
-void kern_rope_table(float *table, uint32_t t_count, uint32_t head_dim, double theta);
+/* Llama 3's stretching of the frequencies (https://arxiv.org/abs/2407.21783, section 3.4.2; the
+ * formula as in Hugging Face transformers' modeling_rope_utils): with the wavelength w = 2 pi / f,
+ * f becomes f / factor where w > context / low, stays where w < context / high, and between the two
+ * (1 - s) f / factor + s f with s = (context / w - low) / (high - low). */
+struct kern_rope_scaling {
+    double factor, low, high; /* factor 1: none */
+    uint32_t context;         /* tokens that the model was made for before */
+};
+
+/* table[T, 2, D/2]: cosines, then sines of t * f_i, f_i = theta^(-2i/D), scaled unless `scaling` is
+ * NULL, in fp64, rounded once. D even. */
+void kern_rope_table(float *table, uint32_t t_count, uint32_t head_dim, double theta,
+                     const struct kern_rope_scaling *scaling);
 /* In place on x[B,T,H,D]: position of row n is pos + n mod t_count; (a, b) = (x[i], x[i + D/2])
  * becomes (a cos - b sin, b cos + a sin). */
 void kern_rope_forward(struct kern_pool *pool, float *x, const float *table, uint32_t n,

@@ -104,6 +104,15 @@ static int model_measure(struct train_model **ret, const struct bl_job_model *co
     return 0;
 }
 
+void model_rope_table(const struct train_model *model, float *table, uint32_t positions)
+{
+    const struct bl_job_model *c = &model->config;
+    const struct kern_rope_scaling scaling = {c->rope_factor, c->rope_low, c->rope_high,
+                                              c->rope_context};
+    kern_rope_table(table, positions, model->head_dim, c->rope_theta,
+                    c->rope_factor > 1.0 ? &scaling : NULL);
+}
+
 int train_model_new(struct train_model **ret, const struct bl_job_model *config, uint32_t seq_len,
                     uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg)
 {
@@ -123,7 +132,7 @@ int train_model_new(struct train_model **ret, const struct bl_job_model *config,
     struct arena_cursor cursor = {model->arena, 0};
     lay_out(model, &cursor);
     if (!model_is_gpt2(model)) {
-        kern_rope_table(model->rope, seq_len, model->head_dim, config->rope_theta);
+        model_rope_table(model, model->rope, seq_len);
     }
     *ret = model;
     return 0;

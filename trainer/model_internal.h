@@ -84,6 +84,9 @@ static inline int model_is_gpt2(const struct train_model *model)
     return model->config.arch == BL_ARCH_GPT2;
 }
 
+/* The rotary table of `positions`, as the config has it. */
+void model_rope_table(const struct train_model *model, float *table, uint32_t positions);
+
 /* The layer has such a tensor? */
 static inline int model_has(const struct train_model *model, enum model_layer_tensor which)
 {

@@ -70,7 +70,7 @@ static int sampler_init(struct sampler *s, struct bl_errmsg *msg)
     s->rstd = at;
     s->mean = at + 1;
     if (!model_is_gpt2(m)) {
-        kern_rope_table(s->rope, s->positions, m->head_dim, c->rope_theta);
+        model_rope_table(m, s->rope, s->positions);
     }
     return 0;
 }

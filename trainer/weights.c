@@ -93,15 +93,9 @@ static int load_checkpoint(struct train_weights *weights, const struct train_mod
 
 /* ---- Models ---- */
 
-static int take_model(struct train_weights *weights, const struct ckpt_model *model,
-                      struct bl_errmsg *msg)
+static void take_model(struct train_weights *weights, const struct ckpt_model *model)
 {
     int is_gpt2 = model->arch == CKPT_ARCH_GPT2;
-    if (model->rope_scaling.factor > 0) {
-        return bl_err(msg, BL_ENOTBUILT,
-                      "rotary positions stretched by %g (rope_scaling): not in the trainer",
-                      model->rope_scaling.factor);
-    }
     weights->context = model->context;
     weights->config = (struct bl_job_model){.arch = is_gpt2 ? BL_ARCH_GPT2 : BL_ARCH_LLAMA,
                                             .layers = model->layers,
@@ -114,8 +108,11 @@ static int take_model(struct train_weights *weights, const struct ckpt_model *mo
                                             .bias = is_gpt2 && !model->no_bias,
                                             .context = is_gpt2 ? model->context : 0,
                                             .rope_theta = model->rope_theta,
+                                            .rope_factor = model->rope_scaling.factor,
+                                            .rope_low = model->rope_scaling.low,
+                                            .rope_high = model->rope_scaling.high,
+                                            .rope_context = model->rope_scaling.context,
                                             .norm_eps = model->norm_eps};
-    return 0;
 }
 
 static int model_of_checkpoint(struct train_weights *weights, struct bl_errmsg *msg)
@@ -125,7 +122,9 @@ static int model_of_checkpoint(struct train_weights *weights, struct bl_errmsg *
     int rc = ckpt_manifest_load(weights->store, weights->dir, &manifest, msg);
     if (rc == 0) {
         rc = ckpt_model_from_job(&model, manifest.job == NULL ? "{}" : manifest.job, msg);
-        rc = rc == 0 ? take_model(weights, &model, msg) : rc;
+        if (rc == 0) {
+            take_model(weights, &model);
+        }
         ckpt_manifest_close(&manifest);
     }
     return rc != 0 ? bl_err_in(msg, rc, "%s", weights->dir) : 0;
@@ -167,7 +166,7 @@ static int open_files(struct train_weights *weights, const char *path, struct bl
     }
     if (rc == 0) {
         naming = is_dir ? ckpt_foreign_naming(weights->theirs, model.arch) : naming;
-        rc = take_model(weights, &model, msg);
+        take_model(weights, &model);
     }
     if (rc == 0) {
         rc = ckpt_map_make(&weights->maps, &model, naming, msg);

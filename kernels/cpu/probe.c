@@ -80,7 +80,8 @@ static void probe_norm_rope(struct probe *probe)
     fill(dx, count, 6);
     kern_rmsnorm_forward(probe->pool, out, rstd, x, w, SMALL_ROWS, SMALL, 1e-5f);
     kern_rmsnorm_backward(probe->pool, dx, dw, out, x, w, rstd, SMALL_ROWS, SMALL, 0);
-    kern_rope_table(table, SMALL_ROWS, SMALL / 4, 10000.0);
+    const struct kern_rope_scaling scaling = {8.0, 1.0, 4.0, 64};
+    kern_rope_table(table, SMALL_ROWS, SMALL / 4, 10000.0, &scaling);
     kern_rope_forward(probe->pool, out, table, SMALL_ROWS, SMALL_ROWS, 4, SMALL / 4, 0);
     kern_rope_backward(probe->pool, dx, table, SMALL_ROWS, SMALL_ROWS, 4, SMALL / 4);
     take(probe, out, count * sizeof(float));

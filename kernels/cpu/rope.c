@@ -16,13 +16,30 @@ struct rope_job {
     struct kern_split split;
 };
 
+static double scaled(double frequency, const struct kern_rope_scaling *scaling)
+{
+    double waves = scaling->context * frequency / (2.0 * 3.14159265358979323846);
+    if (waves < scaling->low) {
+        return frequency / scaling->factor;
+    }
+    if (waves > scaling->high) {
+        return frequency;
+    }
+    double s = (waves - scaling->low) / (scaling->high - scaling->low);
+    return (1.0 - s) * frequency / scaling->factor + s * frequency;
+}
+
 /* The table's two planes for one position: D/2 cosines, then D/2 sines. */
-void kern_rope_table(float *table, uint32_t t_count, uint32_t head_dim, double theta)
+void kern_rope_table(float *table, uint32_t t_count, uint32_t head_dim, double theta,
+                     const struct kern_rope_scaling *scaling)
 {
     uint32_t half = head_dim / 2;
     double log_theta = kern_log(theta);
     for (uint32_t i = 0; i < half; i++) {
         double frequency = kern_exp(-((2.0 * i) / head_dim) * log_theta);
+        if (scaling != NULL && scaling->factor != 1.0) {
+            frequency = scaled(frequency, scaling);
+        }
         for (uint32_t t = 0; t < t_count; t++) {
             float *row = table + (size_t)t * head_dim;
             row[i] = (float)kern_cos(t * frequency);

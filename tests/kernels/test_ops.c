@@ -264,7 +264,7 @@ static void test_rope(void **state)
     enum { ROWS = RB * RT, COUNT = ROWS * RH * RD };
     float table[(RT + 5) * RD], one[RH * RD];
     fill(1.0);
-    kern_rope_table(table, RT + 5, RD, 500.0);
+    kern_rope_table(table, RT + 5, RD, 500.0, NULL);
     memcpy(g_out, g_in[0], sizeof g_out);
     kern_rope_forward(g_pool, g_out, table, ROWS, RT, RH, RD, 0);
     check_forward(rope64, COUNT);
@@ -275,6 +275,27 @@ static void test_rope(void **state)
     memcpy(one, g_in[0] + 4 * RH * RD, sizeof one);
     kern_rope_forward(g_pool, one, table, 1, 1, RH, RD, 4);
     assert_memory_equal(one, g_out + 4 * RH * RD, sizeof one);
+}
+
+/* Frequencies of theta 500 over 10 dimensions: 1, .288, .083, .024, .0069; with a context of 100
+ * their wavelengths are 6.3, 22, 75, 261, 906. */
+static void test_rope_scaling(void **state)
+{
+    (void)state;
+    const struct kern_rope_scaling scaling = {8.0, 1.0, 4.0, 100}, none = {1.0, 1.0, 4.0, 100};
+    float plain[2 * RD], same[2 * RD], table[2 * RD];
+    kern_rope_table(plain, 2, RD, 500.0, NULL);
+    kern_rope_table(same, 2, RD, 500.0, &none);
+    kern_rope_table(table, 2, RD, 500.0, &scaling);
+    assert_memory_equal(plain, same, sizeof plain);
+    for (int i = 0; i < RD / 2; i++) {
+        double f = pow(500.0, -2.0 * i / RD), wave = 2 * M_PI / f;
+        double s = (100 / wave - 1) / 3;
+        double want = wave < 25 ? f : wave > 100 ? f / 8 : (1 - s) * f / 8 + s * f;
+        assert_true(fabs((double)table[RD + i] - cos(want)) < 1e-7);
+        assert_true(fabs((double)table[RD + RD / 2 + i] - sin(want)) < 1e-7);
+        assert_int_equal(plain[RD + RD / 2 + i] == table[RD + RD / 2 + i], i < 2);
+    }
 }
 
 /* ---- SwiGLU ---- */
@@ -438,11 +459,11 @@ static void test_attention(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_embedding), cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_layernorm), cmocka_unit_test(test_bias_and_positions),
-        cmocka_unit_test(test_gelu),      cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_swiglu),    cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_embedding),     cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_layernorm),     cmocka_unit_test(test_bias_and_positions),
+        cmocka_unit_test(test_gelu),          cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_rope_scaling),  cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_attention),
     };
     if (kern_pool_new(&g_pool, 3, NULL) < 0) {
         return 1;
