@@ -162,9 +162,6 @@ static int run_verb(const struct ckpt_tool_verb *verb, int argc, char **argv)
     struct ckpt_tool_parsed parsed;
     int code;
 
-    if (verb->run_own != NULL) {
-        return verb->run_own(argc, argv);
-    }
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             ckpt_tool_help_verb(verb);

@@ -60,7 +60,6 @@ struct ckpt_tool_verb {
     uint32_t options_bytes; /* of the verb's own struct; at most TOOL_OPTIONS_BYTES_MAX */
     bool has_progress;      /* long work: takes --progress */
     int (*run)(const struct ckpt_tool_call *call);
-    int (*run_own)(int argc, char **argv); /* instead: parses its own options; argv[0]: the verb */
 };
 
 #define TOOL_OPTIONS_BYTES_MAX 4096u

@@ -99,8 +99,10 @@ static void print_option(const char *name, const char *value, const char *help)
 
 void ckpt_tool_help_verb(const struct ckpt_tool_verb *verb)
 {
-    printf("usage: ckpt-tool %s %s [OPTION]...\n\n%s\n\noptions\n", verb->name, verb->paths,
-           verb->text);
+    size_t bytes = strlen(verb->text);
+
+    printf("usage: ckpt-tool %s %s [OPTION]...\n\n%s%s\noptions\n", verb->name, verb->paths,
+           verb->text, bytes > 0 && verb->text[bytes - 1] == '\n' ? "" : "\n");
     for (uint32_t i = 0; i < verb->option_count; i++) {
         print_option(verb->options[i].name, verb->options[i].value, verb->options[i].help);
     }

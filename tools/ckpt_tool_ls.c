@@ -214,11 +214,11 @@ const struct ckpt_tool_verb ckpt_tool_verb_ls = {
     .paths_min = 1,
     .paths_max = TOOL_PATHS_MAX,
     .summary = "the checkpoints of roots, newest first",
-    .text = "Lists the checkpoints of one or more roots, newest first: step, state, size, age,\n"
-            "loss, line, parts, codec and layout. States: good (manifest, sizes and indexes\n"
-            "check out), verified (every byte was read back too), broken (with the reason),\n"
-            "committing (its commit was cut off and will be finished), foreign (of another\n"
-            "run); with --all also unfinished (being written, or left by a crash).",
+    .text = "Lists the checkpoints of one or more roots, newest first: step, state, size,\n"
+            "age, loss, line, parts, codec and layout. States: good (manifest, sizes and\n"
+            "indexes check out), verified (every byte was read back too), broken (with the\n"
+            "reason), committing (its commit was cut off and will be finished), foreign (of\n"
+            "another run); with --all also unfinished (being written, or left by a crash).",
     .examples = "  ckpt-tool ls /scratch/run7 /archive/run7\n"
                 "  ckpt-tool ls --json /scratch/run7 | jq -r '.roots[0].checkpoints[0].dir'\n",
     .options = table,

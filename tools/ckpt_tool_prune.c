@@ -89,7 +89,7 @@ static int verify_entry(struct prune *prune, struct ckpt_entry *entry)
     tool_progress_start(&prune->progress, entry->dir, 0,
                         tool_progress_mode(prune->call->json, prune->call->progress));
     code = tool_verify_run(&one);
-    BL_IGNORE(tool_progress_finish(&prune->progress), "nobody asks how long");
+    tool_progress_finish(&prune->progress);
     if (code == TOOL_GOOD && !one.gone) {
         entry->verified_unix_s = (uint64_t)time(NULL);
         if (ckpt_verified_mark(prune->store, entry->dir, entry->manifest_digest, &why) < 0) {
@@ -300,7 +300,7 @@ const struct ckpt_tool_verb ckpt_tool_verb_prune = {
     .paths_min = 1,
     .paths_max = 1,
     .summary = "removes old checkpoints by the rules of retention",
-    .text = "Removes the checkpoints of a root that no rule keeps; what any rule keeps is kept.\n"
+    .text = "Removes the checkpoints of a root that no rule keeps; what any rule keeps stays.\n"
             "Whatever the rules say, nothing goes unless two newer ones stay that were read\n"
             "back whole; where they were not yet, that is done first. --dry-run lists exactly\n"
             "what would go, and why.",

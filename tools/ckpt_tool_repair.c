@@ -148,7 +148,7 @@ static int repair_one(struct repair *repair, const char *dir)
     } else if (result.repaired > 0 && !job.dry_run) {
         code = check_result(repair, &result);
     }
-    BL_IGNORE(tool_progress_finish(&repair->progress), "nobody asks how long");
+    tool_progress_finish(&repair->progress);
     if (code != TOOL_COULD_NOT) {
         tell_one(repair, &result);
     }

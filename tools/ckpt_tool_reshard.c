@@ -377,10 +377,9 @@ const struct ckpt_tool_verb ckpt_tool_verb_reshard = {
             "checkpoint or a root. It streams: memory is bounded by --memory, and the disk\n"
             "space is allocated first. When it is stopped, the same command goes on where\n"
             "it stood. The result is committed like a save, then read back and verified.",
-    .examples =
-        "  ckpt-tool reshard /scratch/run7 --out /scratch/wide --layout dp=8,tp=2,zero=1\n"
-        "  ckpt-tool reshard /scratch/run7 --step 1200 --out /archive --codec zstd --parts 4\n"
-        "  ckpt-tool reshard /scratch/wide --out /scratch/back --like /scratch/run7\n",
+    .examples = "  ckpt-tool reshard /scratch/run7 --out /scratch/wide --layout dp=8,tp=2,zero=1\n"
+                "  ckpt-tool reshard /scratch/run7 --step 1200 --out /archive --codec zstd\n"
+                "  ckpt-tool reshard /scratch/wide --out /scratch/back --like /scratch/run7\n",
     .options = table,
     .option_count = sizeof(table) / sizeof(table[0]),
     .options_bytes = sizeof(struct reshard_options),
