@@ -289,6 +289,27 @@ static bool hint_write(struct ckpt_store *store, const char *dir)
     return false;
 }
 
+/* Manifests that earlier tries of this commit, cut off, left half written. Only under the final
+ * name: in the attempt, one of them may be another engine's of this moment. */
+static void strays_remove(struct ckpt_store *store, const char *dir)
+{
+    static const char begin[] = CKPT_MANIFEST_FILE ".";
+    struct ckpt_names names = {0};
+    char path[CKPT_PATH_MAX], file[CKPT_PATH_MAX];
+
+    if (ckpt_path_join(path, store->path, dir, NULL, NULL) < 0 ||
+        store->io->ops->list(store->io, path, CKPT_ENTRIES_MAX, &names) < 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < names.count; i++) {
+        if (strncmp(names.names[i], begin, sizeof(begin) - 1) == 0 &&
+            ckpt_path_join(file, path, names.names[i], NULL, NULL) == 0) {
+            BL_IGNORE(store->io->ops->unlink(store->io, file), "a file in the way of nobody");
+        }
+    }
+    ckpt_names_close(&names);
+}
+
 static int commit_new(struct ckpt_store *store, const char *attempt_dir, const char *path,
                       struct ckpt_manifest *manifest, struct ckpt_commit_result *result,
                       struct bl_errmsg *msg)
@@ -355,6 +376,7 @@ int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,
     if (rc < 0) {
         return bl_err_in(msg, rc, "step %llu", (unsigned long long)attempt->step);
     }
+    strays_remove(store, result.dir);
     result.hint_written = hint_write(store, result.dir);
     *ret = result;
     return 0;
