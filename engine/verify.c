@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -237,48 +238,88 @@ static int retain_once(struct engine_verifier *verifier, const struct pending *p
     return rc;
 }
 
+/* Retention may have been faster, or a person. */
+static bool is_gone(const struct ckpt_store *store, const char *dir)
+{
+    char path[CKPT_PATH_MAX];
+
+    return ckpt_path_join(path, ckpt_store_path(store), dir, NULL, NULL) == 0 &&
+           access(path, F_OK) != 0 && errno == ENOENT;
+}
+
+/* Is this checkpoint's commit among those that wait? Then it need not be read back again. The
+ * attempt, or 0. */
+static uint64_t pending_done(struct engine_verifier *verifier, uint64_t manifest_digest)
+{
+    uint64_t attempt = 0;
+
+    pthread_mutex_lock(&verifier->lock);
+    for (struct pending *at = verifier->first; at != NULL; at = at->next) {
+        if (at->manifest_digest == manifest_digest) {
+            at->verify = false;
+            attempt = at->attempt;
+        }
+    }
+    pthread_mutex_unlock(&verifier->lock);
+    return attempt;
+}
+
+/* Retains, reading back what has to be before more may go. `answer` is what was read back before,
+ * or NULL: it is sent after the first removal, whose number it carries. */
+static int follow_retain(struct engine_verifier *verifier, const struct pending *pending,
+                         struct ckpt_store *store, struct wire_engine_verified *answer,
+                         struct bl_errmsg *msg)
+{
+    struct wire_engine_verified other;
+    struct ckpt_entry next = {0};
+    int rc = 0;
+
+    for (bool more = ckpt_keep_is_on(&pending->keep); more;) {
+        uint32_t removed = 0;
+
+        rc = retain_once(verifier, pending, store, &removed, &next, msg);
+        if (rc == 0 && removed > 0) {
+            rc = ckpt_sweep(store, pending->generation, pending->step, msg);
+        }
+        if (answer != NULL) {
+            answer->removed = removed;
+            engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, answer);
+            answer = NULL;
+        }
+        more = rc == 0 && next.state == CKPT_GOOD;
+        if (more) {
+            uint64_t attempt = next.manifest_digest == pending->manifest_digest
+                                   ? pending->attempt
+                                   : pending_done(verifier, next.manifest_digest);
+
+            other = (struct wire_engine_verified){.attempt = attempt, .step = next.step};
+            more = read_back(verifier, pending, store, next.dir, next.manifest_digest, &other);
+            answer = more ? &other : NULL;
+        }
+    }
+    if (answer != NULL) { /* there is no rule */
+        engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, answer);
+    }
+    return rc;
+}
+
 /* All of a commit's aftermath but for the opening. */
 static int follow(struct engine_verifier *verifier, const struct pending *pending,
                   struct ckpt_store *store, struct bl_errmsg *msg)
 {
     struct wire_engine_verified answer = {.attempt = pending->attempt, .step = pending->step};
-    struct ckpt_entry next = {0};
-    uint32_t removed = 0;
-    int rc = ckpt_sweep(store, pending->generation, pending->step, msg);
-    bool looked = false;
+    struct bl_errmsg why = {0};
 
-    if (rc == 0 && pending->verify) {
-        looked = true;
-        if (!read_back(verifier, pending, store, pending->dir, pending->manifest_digest, &answer)) {
-            return 0;
-        }
+    if (ckpt_sweep(store, pending->generation, pending->step, &why) < 0) {
+        bl_log(BL_LOG_WARN, "engine", "%s: leftovers stay: %s", pending->root.path, why.text);
     }
-    for (bool more = rc == 0 && ckpt_keep_is_on(&pending->keep); more;) {
-        uint32_t before = removed;
-
-        rc = retain_once(verifier, pending, store, &removed, &next, msg);
-        if (rc == 0 && removed > before) {
-            rc = ckpt_sweep(store, pending->generation, pending->step, msg);
-        }
-        if (looked) {
-            answer.removed = removed;
-            engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, &answer);
-        }
-        looked = false;
-        more = rc == 0 && next.state == CKPT_GOOD;
-        if (more) {
-            answer = (struct wire_engine_verified){
-                .attempt = next.manifest_digest == pending->manifest_digest ? pending->attempt : 0,
-                .step = next.step};
-            removed = 0;
-            looked = more =
-                read_back(verifier, pending, store, next.dir, next.manifest_digest, &answer);
-        }
+    if (!pending->verify || is_gone(store, pending->dir)) {
+        return follow_retain(verifier, pending, store, NULL, msg);
     }
-    if (looked) { /* no rule, or no retention after an error */
-        engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, &answer);
+    if (!read_back(verifier, pending, store, pending->dir, pending->manifest_digest, &answer)) {
+        return 0; /* the engine leaves */
     }
-    return rc;
+    return follow_retain(verifier, pending, store, &answer, msg);
 }
 
 /* ---- the thread ---- */

@@ -197,6 +197,45 @@ static void test_engine_removes_nothing_for_a_damaged_one(void **state)
     assert_int_equal(fixture_scan_count(&newest), 3);
 }
 
+static int setup_first_late(void **state)
+{
+    (void)state;
+    return fixture_setup_failing("verify-begin:delay_500:1");
+}
+
+static void test_engine_takes_the_newest_first_when_commits_wait(void **state)
+{
+    static const uint64_t order[] = {10, 40, 30};
+    struct wire_engine_committed committed;
+    struct wire_engine_verified verified;
+    struct fixture_parts parts[4];
+    uint64_t newest;
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        fixture_parts_write(&parts[i], 10 + 10 * i, 10 + 10 * i);
+    }
+    for (uint32_t i = 0; i < 4; i++) { /* all at once; 10's reading begins late */
+        struct wire_engine_commit message = fixture_commit_of(&parts[i], 10 + 10 * i);
+
+        message.verify = 1;
+        fixture_send(WIRE_TYPE_ENGINE_COMMIT, &message, NULL, 0);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        fixture_expect(WIRE_TYPE_ENGINE_COMMITTED, &committed);
+        assert_int_equal(committed.rc, 0);
+        fixture_parts_close(&parts[i]);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        fixture_expect_verified(&verified, order[i], 0);
+        assert_true(verified.attempt == fixture_attempt(order[i]).attempt);
+        assert_int_equal(verified.removed, i == 2 ? 2 : 0);
+    }
+    assert_int_equal(fixture_scan_count(&newest), 2); /* and nothing is said of 20, which is gone */
+    fixture_save(50, 1, &committed);
+    fixture_expect_verified(&verified, 50, 0);
+}
+
 static int setup_leaving(void **state)
 {
     (void)state;
@@ -319,6 +358,7 @@ int main(void)
         WITH(test_engine_threads_are_kind_to_the_ranks, fixture_setup),
 #ifdef BELAY_FAILPOINTS
         WITH(test_engine_gives_saves_precedence_over_reading_back, setup_slow_second),
+        WITH(test_engine_takes_the_newest_first_when_commits_wait, setup_first_late),
         WITH(test_engine_removes_nothing_for_a_damaged_one, setup_late_reading),
         WITH(test_engine_leaves_in_the_middle_of_reading_back, setup_leaving),
 #endif
