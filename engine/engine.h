@@ -15,9 +15,9 @@
  * The JSON that goes through the daemon unread:
  *
  *     part_json      {"name":"part-0003","node":"n3","bytes":123,"index":"0123456789abcdef",
- *                    "codec":"none","unchanged":["tensors that hold the bytes of the save before",
- * ...]} manifest_json  what the parts do not say; each member may be missing, others are passed
- * over:
+ *                    "codec":"none","unchanged":["tensor",...]}
+ *                    unchanged: tensors that hold the bytes of the save before; may be missing
+ *     manifest_json  what the parts do not say; each member may be missing, others are passed over:
  *                    {"job":{the frozen job},"layout":{"world":4,"dp":4,"tp":1,"pp":1,"zero":1},
  *                    "lanes":4,"seed":"7","samples":9600,"metrics":{"loss":2.5,"tokens":1228800},
  *                    "function":"16 hex digits","state_digest":"32 hex digits"}
@@ -45,8 +45,7 @@
 #define ENGINE_LEAVE_MS 5000u
 /* How long a load waits for another rank's question about the same checkpoint, after each. They
  * come together, when the plan does; later ones are a load of their own. */
-#define ENGINE_GATHER_MS   20u
-#define ENGINE_LOAD_MEMORY (128u * 1024 * 1024) /* for plans and buffers of a load */
+#define ENGINE_GATHER_MS 20u
 
 struct engine_arena { /* of a write, with the descriptor that came for it */
     struct wire_engine_arena arena;

@@ -111,13 +111,13 @@ static int places_open(const struct wire_engine_load *message, struct ckpt_place
     return count > 0 ? 0 : rc;
 }
 
-static int load_dests(const struct engine_task *first, const struct ckpt_dest *dests,
-                      uint32_t count, struct healed *healed, struct ckpt_load_result *result,
-                      struct bl_errmsg *msg)
+static int load_dests(const struct engine *engine, const struct engine_task *first,
+                      const struct ckpt_dest *dests, uint32_t count, struct healed *healed,
+                      struct ckpt_load_result *result, struct bl_errmsg *msg)
 {
     const struct wire_engine_load *message = first->message;
     const struct ckpt_reader_config config = {
-        .memory_max = ENGINE_LOAD_MEMORY,
+        .memory_max = engine_load_bytes(engine->memory_bytes),
         .healed = on_healed,
         .arg = healed,
         .cancel = &first->cancel,
@@ -195,7 +195,7 @@ void engine_load(struct engine *engine, struct engine_task *task)
         }
     }
     if (dest_count > 0) {
-        rc = load_dests(task, dests, dest_count, &healed, &result, &why);
+        rc = load_dests(engine, task, dests, dest_count, &healed, &result, &why);
     }
     for (uint32_t i = 0; i < count; i++) {
         bool own = asked[i].rc < 0;
