@@ -99,12 +99,29 @@ static uint32_t power_again(uint64_t with)
     return unflushed;
 }
 
+/* Saves step `step`, and the power goes at the moment when the commit is acknowledged. */
+static void save_and_cut(struct tally *tally, uint64_t step, uint32_t attempt)
+{
+    struct ckpt_store *store;
+
+    assert_int_equal(sample_open(&store, root, scene_io(NULL), NULL), 0);
+    assert_int_equal(sample_save(store, SAMPLE_FLAT, 4, step, 1, attempt, NULL), 0);
+    atomic_store(&disk.shared->dark, true);
+    ckpt_store_close(store);
+    tally->newest = step;
+    tally->acknowledged++;
+}
+
 /* One cut in the course of some saves. */
 static void cut_once(struct tally *tally, uint32_t number, uint64_t per_save)
 {
     uint64_t in = 1 + draw() % (3 * per_save), with = draw() | 1, newest;
 
-    forget_disk_cut_in(&disk, in);
+    if (number % 4 == 0) {
+        save_and_cut(tally, tally->newest + 1, 1 + number);
+    } else {
+        forget_disk_cut_in(&disk, in);
+    }
     for (uint64_t step = tally->newest + 1; !forget_disk_is_dark(&disk); step++) {
         if (save(NULL, step, 1 + number)) {
             tally->newest = step;
