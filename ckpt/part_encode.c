@@ -84,7 +84,7 @@ static void encode_work(void *arg, uint32_t job, uint32_t worker)
 
 static uint64_t piece_end(const struct encoder *encoder, uint32_t piece)
 {
-    return encoder->writer->index.held.extents[piece].offset +
+    return encoder->writer->pieces.pieces[piece].at +
            ckpt_piece_bytes(&encoder->writer->pieces.pieces[piece]);
 }
 
@@ -99,7 +99,7 @@ static int slot_gather(struct encoder *encoder, struct encode_slot *slot,
     slot->data = slot->input;
     for (uint32_t i = encoder->piece; rc == 0 && at < end; i++) {
         const struct ckpt_piece *piece = &writer->pieces.pieces[i];
-        uint64_t lo = at - writer->index.held.extents[i].offset;
+        uint64_t lo = at - piece->at;
         uint64_t to = piece_end(encoder, i) < end ? piece_end(encoder, i) : end;
         uint8_t *dest = slot->input + (at - chunk->offset);
 
@@ -137,7 +137,7 @@ static int slot_fill(struct encoder *encoder, struct encode_slot *slot, uint32_t
         encoder->piece++;
     }
     piece = &writer->pieces.pieces[encoder->piece];
-    lo = chunk->offset - writer->index.held.extents[encoder->piece].offset;
+    lo = chunk->offset - piece->at;
     if (piece->source->base == NULL ||
         chunk->offset + chunk->bytes > piece_end(encoder, encoder->piece)) {
         return slot_gather(encoder, slot, chunk, msg);

@@ -76,7 +76,7 @@ static int gather_source(struct ckpt_pieces *pieces, const struct ckpt_source *s
         if (source->base == NULL && source->fetch == NULL) {
             return bl_err(msg, BL_EFORMAT, "tensor %s: a source without data", tensor->name);
         }
-        pieces->pieces[pieces->count++] = (struct ckpt_piece){tensor, extent, source, i};
+        pieces->pieces[pieces->count++] = (struct ckpt_piece){tensor, extent, source, i, 0};
     }
     return 0;
 }
@@ -118,6 +118,14 @@ int ckpt_pieces_gather(struct ckpt_pieces *ret, const struct ckpt_part_job *job,
     return 0;
 }
 
+/* Is `b` the flat range right behind `a`, of the same box of the same tensor? */
+static bool goes_on(const struct bl_extent *a, const struct bl_extent *b, uint32_t dims)
+{
+    return a->tensor == b->tensor && a->flat_hi == b->flat_lo &&
+           memcmp(a->lo, b->lo, dims * sizeof(a->lo[0])) == 0 &&
+           memcmp(a->hi, b->hi, dims * sizeof(a->hi[0])) == 0;
+}
+
 int ckpt_pieces_describe(const struct ckpt_pieces *pieces, struct bl_extent_list *held,
                          struct bl_errmsg *msg)
 {
@@ -130,6 +138,7 @@ int ckpt_pieces_describe(const struct ckpt_pieces *pieces, struct bl_extent_list
         const struct bl_tensor *tensor = pieces->pieces[i].tensor;
         const struct bl_tensor *last =
             held->tensor_count == 0 ? NULL : &held->tensors[held->tensor_count - 1];
+        struct bl_extent extent;
 
         if (last == NULL || strcmp(last->name, tensor->name) != 0) {
             held->tensors[held->tensor_count++] = *tensor;
@@ -139,10 +148,15 @@ int ckpt_pieces_describe(const struct ckpt_pieces *pieces, struct bl_extent_list
             return bl_err(msg, BL_EFORMAT, "tensor %s has two shapes, dtypes or kinds",
                           tensor->name);
         }
-        held->extents[i] = *pieces->pieces[i].extent;
-        held->extents[i].tensor = held->tensor_count - 1;
+        extent = *pieces->pieces[i].extent;
+        extent.tensor = held->tensor_count - 1;
+        if (held->extent_count > 0 &&
+            goes_on(&held->extents[held->extent_count - 1], &extent, tensor->dims)) {
+            held->extents[held->extent_count - 1].flat_hi = extent.flat_hi;
+        } else {
+            held->extents[held->extent_count++] = extent;
+        }
     }
-    held->extent_count = pieces->count;
     return 0;
 }
 

@@ -157,6 +157,16 @@ static int index_write(struct ckpt_part_writer *writer, const char *path,
 }
 
 /* All that is known before the first byte is written. */
+/* Pieces stand in file order without gaps. */
+static void pieces_place(struct ckpt_pieces *pieces, uint64_t from, uint64_t end)
+{
+    for (uint32_t i = 0; i < pieces->count; i++) {
+        pieces->pieces[i].at = from;
+        from += ckpt_piece_bytes(&pieces->pieces[i]);
+    }
+    BL_ASSERT(from == end);
+}
+
 static int part_prepare(struct ckpt_part_writer *writer, struct bl_errmsg *msg)
 {
     const struct ckpt_part_job *job = writer->job;
@@ -182,6 +192,7 @@ static int part_prepare(struct ckpt_part_writer *writer, struct bl_errmsg *msg)
     if (rc < 0) {
         return rc;
     }
+    pieces_place(&writer->pieces, writer->header.bytes, index->raw_bytes);
     index->codec = codec;
     index->data_offset = writer->header.bytes;
     index->chunk_bytes = CKPT_CHUNK_BYTES;
@@ -202,7 +213,7 @@ static void part_result(const struct ckpt_part_writer *writer, struct ckpt_part_
     ret->bytes = writer->index.part_bytes;
     ret->raw_bytes = writer->index.raw_bytes;
     ret->state = writer->index.state;
-    ret->extent_count = writer->pieces.count;
+    ret->extent_count = writer->index.held.extent_count;
 }
 
 int ckpt_part_write(struct ckpt_io *io, const char *dir, const char *trash,

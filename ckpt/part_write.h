@@ -18,6 +18,7 @@ struct ckpt_piece {
     const struct bl_extent *extent;
     const struct ckpt_source *source;
     uint32_t number; /* of the extent in the source's list */
+    uint64_t at;     /* where its bytes stand in raw part space */
 };
 
 struct ckpt_pieces {
@@ -31,8 +32,9 @@ void ckpt_pieces_close(struct ckpt_pieces *pieces);
 BL_MUST_CHECK int ckpt_pieces_gather(struct ckpt_pieces *ret, const struct ckpt_part_job *job,
                                      struct bl_errmsg *msg);
 
-/* Fills `held` (zeroed before) with tensors and extents of the pieces, one extent for each, offsets
- * as they were. BL_EFORMAT when one name has two shapes. */
+/* Fills `held` (zeroed before) with tensors and extents of the pieces; what several ranks hold of a
+ * tensor is one extent where it goes on from one to the next. BL_EFORMAT when one name has two
+ * shapes. */
 BL_MUST_CHECK int ckpt_pieces_describe(const struct ckpt_pieces *pieces,
                                        struct bl_extent_list *held, struct bl_errmsg *msg);
 

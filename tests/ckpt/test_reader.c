@@ -206,6 +206,27 @@ static void test_reader_opened_once_loads_every_layout(void **state)
     ckpt_reader_close(reader);
 }
 
+/* Two ranks' ranges of a tensor, one behind the other, are one extent of their part. */
+static void test_part_joins_ranges_that_go_on_from_rank_to_rank(void **state)
+{
+    static const int copy_2[] = {2};
+    const struct bl_extent_list *held;
+    struct ckpt_reader *reader = NULL;
+    struct told told;
+
+    (void)state;
+    assert_int_equal(reader_open(&reader, copy_2, 1, &told, 0, NULL), 0);
+    held = &ckpt_reader_manifest(reader)->parts[0].held;
+    assert_int_equal(held->extent_count, held->tensor_count);
+    for (uint32_t e = 0; e < held->extent_count; e++) {
+        const struct bl_tensor *tensor = &held->tensors[held->extents[e].tensor];
+
+        assert_int_equal(held->extents[e].flat_lo, 0);
+        assert_int_equal(held->extents[e].flat_hi, bl_tensor_elems(tensor) * 2 / 3);
+    }
+    ckpt_reader_close(reader);
+}
+
 static void test_reader_reads_each_byte_once_for_all_who_want_it(void **state)
 {
     struct sample_shard shards[4];
@@ -412,6 +433,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_reader_opened_once_loads_every_layout),
         ZSTD_TEST(test_reader_opened_once_loads_every_layout),
+        TEST(test_part_joins_ranges_that_go_on_from_rank_to_rank),
+        ZSTD_TEST(test_part_joins_ranges_that_go_on_from_rank_to_rank),
         TEST(test_reader_reads_each_byte_once_for_all_who_want_it),
         TEST(test_reader_plans_in_pieces_when_memory_is_small),
         TEST(test_load_heals_every_chunk_of_every_part_from_another_copy),
