@@ -2,6 +2,7 @@
 /* The engine's memory against what the node has, and priorities of its threads. */
 #include "engine/budget.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,20 @@
 #define IOPRIO_WHO_PROCESS 1
 #define IOPRIO_BEST_EFFORT ((2 << 13) | 7) /* its lowest level */
 #define IOPRIO_IDLE        (3 << 13)
+
+void engine_process_kind(int nice)
+{
+    char text[8];
+    ssize_t bytes = snprintf(text, sizeof(text), "%d", nice);
+    int fd;
+
+    BL_IGNORE(setsid() < 0, "it may lead a group already");
+    fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) { /* else there are no such shares, and nice counts by itself */
+        BL_IGNORE(write(fd, text, (size_t)bytes) < 0, "only kinder to the ranks");
+        close(fd);
+    }
+}
 
 void engine_thread_kind(int nice, int idle)
 {

@@ -35,6 +35,11 @@ static inline uint64_t engine_load_bytes(uint64_t memory_bytes)
  * also where the system does not tell. */
 BL_MUST_CHECK int engine_budget_check(uint64_t bytes, struct bl_errmsg *msg);
 
+/* Linux gives each session of processes an equal share of the processor (sched_autogroup), and nice
+ * counts only inside one; the ranks have sessions of their own. So this gives the process a session
+ * whose share is `nice`'s. What the system refuses is let be. */
+void engine_process_kind(int nice);
+
 /* Makes the calling thread as kind as `nice` says; idle: its transfers wait for all others'. What
  * the system refuses is let be. */
 void engine_thread_kind(int nice, int idle);

@@ -183,6 +183,7 @@ int main(int argc, char **argv)
                 why.text);
         return 3;
     }
+    engine_process_kind(ENGINE_NICE_WRITER);
     engine.memory_bytes = options.memory_mib << 20;
     rc = engine_budget_check(engine.memory_bytes, &why);
     rc = rc < 0 ? rc : engine_start(&engine, &why);
