@@ -42,7 +42,7 @@ int repair_put_file(struct repair *repair, const char *name, const void *data, s
     if (repair->job->dry_run) {
         return 0;
     }
-    snprintf(temp_name, sizeof(temp_name), "%s.repair", name);
+    snprintf(temp_name, sizeof(temp_name), "%s" REPAIR_SUFFIX, name);
     rc = ckpt_path_join(temp, repair->path, temp_name, NULL, msg);
     rc = rc < 0 ? rc : ckpt_path_join(final, repair->path, name, NULL, msg);
     if (rc < 0) {
@@ -208,18 +208,38 @@ static int load_copies(struct repair *repair, struct bl_errmsg *msg)
 }
 
 /* What a killed repair of this checkpoint was writing. */
-static int remove_leftover(struct repair *repair, struct bl_errmsg *msg)
+static int remove_leftovers(struct repair *repair, struct bl_errmsg *msg)
 {
-    char name[CKPT_DIR_MAX + 16];
+    static const char suffix[] = REPAIR_SUFFIX;
+    char name[CKPT_DIR_MAX + 16], path[CKPT_PATH_MAX];
+    struct ckpt_names names = {0};
+    int rc;
 
+    if (repair->job->dry_run) {
+        return 0;
+    }
     snprintf(name, sizeof(name), REPAIR_DIR, repair->job->dir);
-    return repair->job->dry_run ? 0 : bl_rm_tree(repair->job->store->path, name, msg);
+    rc = bl_rm_tree(repair->job->store->path, name, msg);
+    if (rc == 0 && repair->io->ops->list(repair->io, repair->path, CKPT_ENTRIES_MAX, &names) < 0) {
+        return 0; /* what cannot be listed is told of below */
+    }
+    for (uint32_t i = 0; rc == 0 && i < names.count; i++) {
+        size_t bytes = strlen(names.names[i]), end = sizeof(suffix) - 1;
+
+        if ((strcmp(names.names[i], CKPT_VERIFIED_TEMP_FILE) == 0 ||
+             (bytes > end && strcmp(names.names[i] + bytes - end, suffix) == 0)) &&
+            ckpt_path_join(path, repair->path, names.names[i], NULL, NULL) == 0) {
+            BL_IGNORE(repair->io->ops->unlink(repair->io, path), "a file in the way of nobody");
+        }
+    }
+    ckpt_names_close(&names);
+    return rc;
 }
 
 static int repair_all(struct repair *repair, struct bl_errmsg *msg)
 {
     struct ckpt_manifest *manifest = &repair->opened.manifest;
-    int rc = remove_leftover(repair, msg);
+    int rc = remove_leftovers(repair, msg);
 
     rc = rc < 0 ? rc : load_copies(repair, msg);
     rc = rc < 0 ? rc : repair_manifest(repair, msg);

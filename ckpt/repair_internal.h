@@ -7,8 +7,8 @@
 #include "ckpt/repair.h"
 #include "ckpt/store.h"
 
-#define REPAIR_DIR ".repair-%s.tmp" /* in the root: parts of a checkpoint that are written again   \
-                                     */
+#define REPAIR_DIR    ".repair-%s.tmp" /* in the root: parts that are written again */
+#define REPAIR_SUFFIX ".repair"        /* of a file that will be renamed into place */
 
 struct repair {
     const struct ckpt_repair_job *job;
@@ -34,8 +34,10 @@ BL_MUST_CHECK int repair_put_file(struct repair *repair, const char *name, const
  * its index file's) path into `path`. */
 bool repair_same_part(const struct repair *repair, uint32_t c, uint32_t p, bool index, char *path);
 
-/* Writes part `p` again from the elements that the copies, and what is good here, hold. */
-BL_MUST_CHECK int repair_rebuild(struct repair *repair, uint32_t p, struct bl_errmsg *msg);
+/* Writes part `p` again from the elements that the copies, and what is good here, hold. With
+ * *ret_unreadable an error means that they do not give it, else that it cannot be written. */
+BL_MUST_CHECK int repair_rebuild(struct repair *repair, uint32_t p, bool *ret_unreadable,
+                                 struct bl_errmsg *msg);
 
 /* Looks at part `p` and repairs what is wrong with it. Negative only when it cannot go on at all.
  */

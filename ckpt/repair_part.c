@@ -266,14 +266,17 @@ struct rebuild {
     struct ckpt_reshard_part part;
     struct ckpt_reshard_plan plan;
     struct reshard_stream *stream;
+    bool unreadable; /* the copies do not give it */
 };
 
 static int rebuild_fetch(void *arg, uint32_t extent, uint64_t lo, uint64_t hi, void *dest,
                          struct bl_errmsg *msg)
 {
     struct rebuild *rebuild = arg;
+    int rc = reshard_stream_take(rebuild->stream, 0, extent, lo, hi, dest, msg);
 
-    return reshard_stream_take(rebuild->stream, 0, extent, lo, hi, dest, msg);
+    rebuild->unreadable = rebuild->unreadable || rc < 0;
+    return rc;
 }
 
 /* Renames what was written into place: the part first, so that an index never stands over bytes
@@ -307,8 +310,9 @@ static int rebuild_place(struct repair *repair, uint32_t p, const char *temp,
     return rc;
 }
 
+/* *ret_unreadable: an error came from reading the copies, not from writing. */
 static int rebuild_write(struct repair *repair, uint32_t p, struct ckpt_reader *reader,
-                         uint64_t window_bytes, struct bl_errmsg *msg)
+                         uint64_t window_bytes, bool *ret_unreadable, struct bl_errmsg *msg)
 {
     const struct ckpt_part *part = &repair->opened.manifest.parts[p];
     static const bool want = true;
@@ -343,10 +347,11 @@ static int rebuild_write(struct repair *repair, uint32_t p, struct ckpt_reader *
         BL_IGNORE(bl_rm_tree(repair->job->store->path, name, NULL), "removed by the next repair");
     }
     bl_extent_list_close(&rebuild.part.list);
+    *ret_unreadable = rebuild.unreadable;
     return rc;
 }
 
-int repair_rebuild(struct repair *repair, uint32_t p, struct bl_errmsg *msg)
+int repair_rebuild(struct repair *repair, uint32_t p, bool *ret_unreadable, struct bl_errmsg *msg)
 {
     struct ckpt_place places[CKPT_PLACES_MAX];
     struct ckpt_reader_config config = {.cancel = repair->job->cancel};
@@ -363,10 +368,11 @@ int repair_rebuild(struct repair *repair, uint32_t p, struct bl_errmsg *msg)
     if (rc == 0 && count == 0) {
         rc = bl_err(msg, BL_ENOSTATE, "there is no other copy of this state");
     }
+    *ret_unreadable = true;
     places[count] = (struct ckpt_place){repair->job->store, repair->job->dir};
     rc = rc < 0 ? rc : ckpt_reader_open(&reader, places, count + 1, &config, msg);
     if (rc == 0 && !repair->job->dry_run) {
-        rc = rebuild_write(repair, p, reader, window, msg);
+        rc = rebuild_write(repair, p, reader, window, ret_unreadable, msg);
     }
     ckpt_reader_close(reader);
     return rc;
@@ -379,6 +385,7 @@ static int part_put_right(struct repair *repair, uint32_t p, struct look *look, 
                           const char *path, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {0};
+    bool unreadable = false;
     int rc = 0;
 
     if (look->index_good && look->bytes_good) {
@@ -390,8 +397,8 @@ static int part_put_right(struct repair *repair, uint32_t p, struct look *look, 
                look->bad_count, look->bad_count == 1 ? "" : "s",
                look->bad_count == 1 ? "it" : "them all");
     }
-    rc = repair_rebuild(repair, p, &why);
-    if (rc == BL_EABORTED || rc == -ENOMEM) {
+    rc = repair_rebuild(repair, p, &unreadable, &why);
+    if (rc < 0 && (!unreadable || rc == BL_EABORTED || rc == -ENOMEM)) {
         return bl_err(msg, rc, "%s", why.text);
     }
     repair_told(repair, file, rc == 0, "%s; %s", look->why.text,

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The matrix of layouts through ckpt-tool itself: models with uneven sizes, padded vocabularies, few
 # kv heads, fused and tied tensors, written in one layout, resharded to another and back again, give
-# the very files that were there before; damage is repaired from copies that are cut another way.
+# the very files that were there before; damage is repaired from copies that are cut another way;
+# verification is content with a checkpoint that is retired under its eyes.
 # usage: reshard.sh LAYOUT_ROOT
 set -euo pipefail
 make_root=$1
@@ -133,4 +134,39 @@ refuse 3 'chunk 0 .*digest differs' "$work/r" --out "$work/healed" --parts 1
 rm -rf "$work/healed"
 refuse 0 'is damaged; taken from' "$work/r" --out "$work/healed" --parts 1 --from "$b"
 [ "$(digest_of "$a")" = "$(digest_of "$work/healed")" ] || complain "healed: another state digest"
+
+# Verification beside a running job: whatever it has just read when retention takes the checkpoint
+# away and its files are used again, that is no finding.
+retired_at() { # N: 0 when it was stopped at its N-th read, 1 when it ended before
+    local n=$1 pid rc=0
+    rm -rf "$work/v"
+    cp -r "$a" "$work/v"
+    BELAY_FAIL=disk-read:stop:$n "$tool" verify "$work/v" >"$work/out" 2>&1 &
+    pid=$!
+    for ((i = 0; i < 3000; i++)); do
+        [ -d /proc/$pid ] || break
+        [[ $(sed 's/.*) //' /proc/$pid/stat 2>/dev/null) == T* ]] && break
+        sleep 0.01
+    done
+    if [ -d /proc/$pid ]; then
+        mkdir "$work/v/.trash"
+        mv "$work/v/step-000000000007.g1" "$work/v/.trash/step-000000000007.g1.0000000000000001"
+        for file in "$work"/v/.trash/step*/*; do
+            printf 'used again' | dd of="$file" bs=1 conv=notrunc status=none
+        done
+        rm "$work"/v/.trash/step*/*.index
+        kill -CONT $pid
+    fi
+    wait $pid || rc=$?
+    [ $rc = 0 ] || complain "retired at read $n: exit $rc: $(cat "$work/out")"
+    [ -d "$work/v/.trash" ]
+}
+if BELAY_FAIL=disk-read:exit_41:1 "$tool" ls "$a" >/dev/null 2>&1; then
+    echo "a build without failpoints: not tried beside a running job"
+else
+    for ((n = 1; n < 100; n++)); do
+        retired_at $n || break
+    done
+    [ $n -gt 3 ] || complain "only $n reads"
+fi
 exit $failed
