@@ -84,7 +84,7 @@ finish_repair() {
 }
 
 # Of the roots that are written: between a repair's beginning and end what was broken may be broken.
-check_between() { [ "$case" = repair ] || check_root "$out"; }
+check_between() { [ "$verb" = repair ] || check_root "$out"; }
 
 # try ACTION WANTED: operation after operation, until the command comes through.
 try() {
