@@ -127,7 +127,7 @@ static int parse_args(int argc, char **argv, struct options *ret)
     int code = -1;
 
     *ret = (struct options){.memory_mib = ENGINE_MEMORY_BYTES >> 20};
-    for (int i = 1; code < 0 && i < argc; i++) {
+    for (int i = 1; code < 0 && i < argc; i += 2) {
         if (strcmp(argv[i], "--help") == 0) {
             usage(stdout);
             return 0;
@@ -145,7 +145,6 @@ static int parse_args(int argc, char **argv, struct options *ret)
             fprintf(stderr, "belay-engine: %s: unknown option; see belay-engine --help\n", argv[i]);
             return 2;
         }
-        i++;
     }
     ret->fd = (int)fd;
     return code;
