@@ -106,26 +106,54 @@ static bool plane_may_shrink(const uint8_t *plane, size_t bytes)
     return 256 * squares / sampled - sampled > 255 + 500;
 }
 
+/* The planes of a chunk, split straight into frames of raw blocks. */
+static size_t encode_raw(const uint8_t *chunk, uint32_t count, uint32_t planes, uint8_t *to,
+                         uint32_t *ret_stored)
+{
+    size_t stored = ckpt_zstd_raw_bytes(count);
+
+    for (uint32_t p = 0; p < planes; p++) {
+        ret_stored[p] = (uint32_t)ckpt_zstd_raw_begin(to + p * stored, count);
+    }
+    for (uint32_t done = 0; done < count; done += CKPT_ZSTD_BLOCK_BYTES) {
+        uint8_t *blocks[CKPT_PLANES_MAX];
+        uint32_t left = count - done;
+
+        for (uint32_t p = 0; p < planes; p++) {
+            blocks[p] = to + p * stored + ckpt_zstd_raw_place(done / CKPT_ZSTD_BLOCK_BYTES);
+        }
+        ckpt_planes_split(blocks, chunk + (size_t)done * planes,
+                          left < CKPT_ZSTD_BLOCK_BYTES ? left : CKPT_ZSTD_BLOCK_BYTES, planes);
+    }
+    return planes * stored;
+}
+
 size_t ckpt_codec_chunk_encode(struct ckpt_coder *coder, const void *chunk, uint32_t bytes,
                                uint32_t planes, bool raw, void *to,
                                uint32_t ret_stored[CKPT_PLANES_MAX])
 {
+    uint8_t *split[CKPT_PLANES_MAX] = {0}, *at = to;
     uint32_t count = bytes / planes;
-    uint8_t *at = to;
 
-    BL_ASSERT(bytes <= coder->bytes_max && bytes % planes == 0);
+    BL_ASSERT(bytes > 0 && bytes <= coder->bytes_max && bytes % planes == 0);
     if (planes == 1) {
-        ret_stored[0] =
-            (uint32_t)(raw ? ckpt_zstd_raw_encode(to, chunk, bytes)
-                           : ckpt_zstd_encode(coder->zstd, CKPT_ZSTD_MATCH, to, chunk, bytes));
-        return ret_stored[0];
+        size_t stored = raw ? ckpt_zstd_raw_encode(to, chunk, bytes)
+                            : ckpt_zstd_encode(coder->zstd, CKPT_ZSTD_MATCH, to, chunk, bytes);
+
+        ret_stored[0] = (uint32_t)stored;
+        return stored;
     }
-    ckpt_planes_split(coder->planes, chunk, count, planes);
+    if (raw) {
+        return encode_raw(chunk, count, planes, to, ret_stored);
+    }
     for (uint32_t p = 0; p < planes; p++) {
-        const uint8_t *plane = coder->planes + (size_t)p * count;
-        size_t stored = raw || !plane_may_shrink(plane, count)
-                            ? ckpt_zstd_raw_encode(at, plane, count)
-                            : ckpt_zstd_encode(coder->zstd, CKPT_ZSTD_ENTROPY, at, plane, count);
+        split[p] = coder->planes + (size_t)p * count;
+    }
+    ckpt_planes_split(split, chunk, count, planes);
+    for (uint32_t p = 0; p < planes; p++) {
+        size_t stored = plane_may_shrink(split[p], count)
+                            ? ckpt_zstd_encode(coder->zstd, CKPT_ZSTD_ENTROPY, at, split[p], count)
+                            : ckpt_zstd_raw_encode(at, split[p], count);
 
         ret_stored[p] = (uint32_t)stored;
         at += stored;
@@ -139,10 +167,29 @@ int ckpt_codec_frame_decode(struct ckpt_coder *coder, const void *frame, size_t 
     return ckpt_zstd_decode(coder->zstd, to, bytes, frame, stored, msg);
 }
 
+/* Joins planes of `count` bytes block by block: those of raw blocks lie in their frames, the others
+ * are decoded, in the coder's memory. */
+static void join_blocks(const struct ckpt_coder *coder, const uint8_t *const *frames,
+                        const bool *raw, uint32_t planes, uint8_t *to, uint32_t count)
+{
+    for (uint32_t done = 0; done < count; done += CKPT_ZSTD_BLOCK_BYTES) {
+        const uint8_t *from[CKPT_PLANES_MAX];
+        uint32_t left = count - done;
+
+        for (uint32_t p = 0; p < planes; p++) {
+            from[p] = raw[p] ? frames[p] + ckpt_zstd_raw_place(done / CKPT_ZSTD_BLOCK_BYTES)
+                             : coder->planes + (size_t)p * count + done;
+        }
+        ckpt_planes_join(to + (size_t)done * planes, from,
+                         left < CKPT_ZSTD_BLOCK_BYTES ? left : CKPT_ZSTD_BLOCK_BYTES, planes);
+    }
+}
+
 int ckpt_codec_chunk_decode(struct ckpt_coder *coder, const void *frames, const uint32_t *stored,
                             uint32_t planes, void *to, uint32_t bytes, struct bl_errmsg *msg)
 {
-    const uint8_t *from[CKPT_PLANES_MAX], *at = frames;
+    const uint8_t *each[CKPT_PLANES_MAX], *at = frames;
+    bool raw[CKPT_PLANES_MAX];
     uint32_t count = bytes / planes;
 
     BL_ASSERT(bytes <= coder->bytes_max && planes <= CKPT_PLANES_MAX && bytes % planes == 0);
@@ -150,15 +197,19 @@ int ckpt_codec_chunk_decode(struct ckpt_coder *coder, const void *frames, const 
         return ckpt_zstd_decode(coder->zstd, to, bytes, frames, stored[0], msg);
     }
     for (uint32_t p = 0; p < planes; p++) {
-        uint8_t *plane = coder->planes + (size_t)p * count;
-        int rc = ckpt_zstd_decode(coder->zstd, plane, count, at, stored[p], msg);
+        int rc = 0;
 
+        each[p] = at;
+        raw[p] = ckpt_zstd_raw_is(at, stored[p], count);
+        if (!raw[p]) {
+            rc = ckpt_zstd_decode(coder->zstd, coder->planes + (size_t)p * count, count, at,
+                                  stored[p], msg);
+        }
         if (rc < 0) {
             return bl_err_in(msg, rc, "plane %u", p);
         }
-        from[p] = plane;
         at += stored[p];
     }
-    ckpt_planes_join(to, from, count, planes);
+    join_blocks(coder, each, raw, planes, to, count);
     return 0;
 }

@@ -28,9 +28,9 @@
 /* Planes of a chunk of words of this dtype: 2, 4 or 8 for floats, 1 for others. */
 uint32_t ckpt_codec_planes(enum bl_dtype dtype);
 
-/* Splits `count` words of `planes` bytes each (2, 4, 8) into planes: plane p is at
- * to + p * count. Any alignment; no overlap. Any thread. */
-void ckpt_planes_split(void *to, const void *words, size_t count, uint32_t planes);
+/* Splits `count` words of `planes` bytes each (2, 4, 8) into planes: plane p goes to to[p]. Any
+ * alignment; no overlap. Any thread. */
+void ckpt_planes_split(uint8_t *const *to, const void *words, size_t count, uint32_t planes);
 /* The inverse: plane p is at from[p]. */
 void ckpt_planes_join(void *words, const uint8_t *const *from, size_t count, uint32_t planes);
 

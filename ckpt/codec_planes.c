@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static void split_scalar(uint8_t *to, const uint8_t *from, size_t first, size_t count,
+static void split_scalar(uint8_t *const *to, const uint8_t *from, size_t first, size_t count,
                          uint32_t planes)
 {
     for (size_t i = first; i < count; i++) {
@@ -16,7 +16,7 @@ static void split_scalar(uint8_t *to, const uint8_t *from, size_t first, size_t 
         memcpy(&word, from + i * planes, planes); /* little-endian, as all of Belay */
         word = word << 1 | word >> (8 * planes - 1);
         for (uint32_t p = 0; p < planes; p++) {
-            to[p * count + i] = (uint8_t)(word >> (8 * p));
+            to[p][i] = (uint8_t)(word >> (8 * p));
         }
     }
 }
@@ -58,7 +58,7 @@ static void join_scalar(uint8_t *to, const uint8_t *const *from, size_t first, s
 
 /* 32 words at a time: rotate, gather bytes within lanes, transpose 4 x 4 groups of four bytes, put
  * the halves of the lanes in order. Returns how many words were done. */
-AVX2 size_t split4(uint8_t *to, const uint8_t *from, size_t count)
+AVX2 size_t split4(uint8_t *const *to, const uint8_t *from, size_t count)
 {
     const __m256i bytes = BYTES4, order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     size_t whole = count & ~(size_t)31;
@@ -76,13 +76,10 @@ AVX2 size_t split4(uint8_t *to, const uint8_t *from, size_t count)
         t[1] = _mm256_unpackhi_epi32(v[0], v[1]);
         t[2] = _mm256_unpacklo_epi32(v[2], v[3]);
         t[3] = _mm256_unpackhi_epi32(v[2], v[3]);
-        STORE(to + i, _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(t[0], t[2]), order));
-        STORE(to + count + i,
-              _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(t[0], t[2]), order));
-        STORE(to + 2 * count + i,
-              _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(t[1], t[3]), order));
-        STORE(to + 3 * count + i,
-              _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(t[1], t[3]), order));
+        STORE(to[0] + i, _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(t[0], t[2]), order));
+        STORE(to[1] + i, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(t[0], t[2]), order));
+        STORE(to[2] + i, _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi64(t[1], t[3]), order));
+        STORE(to[3] + i, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi64(t[1], t[3]), order));
     }
     return whole;
 }
@@ -116,7 +113,7 @@ AVX2 size_t join4(uint8_t *to, const uint8_t *const *from, size_t count)
     return whole;
 }
 
-AVX2 size_t split2(uint8_t *to, const uint8_t *from, size_t count)
+AVX2 size_t split2(uint8_t *const *to, const uint8_t *from, size_t count)
 {
     const __m256i bytes = BYTES2;
     size_t whole = count & ~(size_t)31;
@@ -130,8 +127,8 @@ AVX2 size_t split2(uint8_t *to, const uint8_t *from, size_t count)
             w = _mm256_or_si256(_mm256_slli_epi16(w, 1), _mm256_srli_epi16(w, 15));
             v[k] = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(w, bytes), 0xd8);
         }
-        STORE(to + i, _mm256_permute2x128_si256(v[0], v[1], 0x20));
-        STORE(to + count + i, _mm256_permute2x128_si256(v[0], v[1], 0x31));
+        STORE(to[0] + i, _mm256_permute2x128_si256(v[0], v[1], 0x20));
+        STORE(to[1] + i, _mm256_permute2x128_si256(v[0], v[1], 0x31));
     }
     return whole;
 }
@@ -156,7 +153,7 @@ AVX2 size_t join2(uint8_t *to, const uint8_t *const *from, size_t count)
     return whole;
 }
 
-static size_t split_simd(uint8_t *to, const uint8_t *from, size_t count, uint32_t planes)
+static size_t split_simd(uint8_t *const *to, const uint8_t *from, size_t count, uint32_t planes)
 {
     if (planes == 8 || !__builtin_cpu_supports("avx2")) {
         return 0;
@@ -174,7 +171,7 @@ static size_t join_simd(uint8_t *to, const uint8_t *const *from, size_t count, u
 
 #else
 
-static size_t split_simd(uint8_t *to, const uint8_t *from, size_t count, uint32_t planes)
+static size_t split_simd(uint8_t *const *to, const uint8_t *from, size_t count, uint32_t planes)
 {
     (void)to;
     (void)from;
@@ -194,7 +191,7 @@ static size_t join_simd(uint8_t *to, const uint8_t *const *from, size_t count, u
 
 #endif
 
-void ckpt_planes_split(void *to, const void *words, size_t count, uint32_t planes)
+void ckpt_planes_split(uint8_t *const *to, const void *words, size_t count, uint32_t planes)
 {
     size_t done;
 

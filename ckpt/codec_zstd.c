@@ -12,8 +12,7 @@
 #include <string.h>
 #include <zstd.h>
 
-#define FRAME_MAGIC     0xfd2fb528u
-#define BLOCK_BYTES_MAX (128u * 1024)
+#define FRAME_MAGIC 0xfd2fb528u
 /* Descriptor of a frame: one segment, content size in 4 bytes, no checksum, no dictionary. */
 #define FRAME_DESCRIPTOR   0xa0u
 #define FRAME_HEADER_BYTES 9u
@@ -81,9 +80,9 @@ void ckpt_zstd_free(struct ckpt_zstd *zstd)
 
 size_t ckpt_zstd_raw_bytes(size_t bytes)
 {
-    size_t blocks = (bytes + BLOCK_BYTES_MAX - 1) / BLOCK_BYTES_MAX;
+    size_t blocks = (bytes + CKPT_ZSTD_BLOCK_BYTES - 1) / CKPT_ZSTD_BLOCK_BYTES;
 
-    return FRAME_HEADER_BYTES + 3 * (blocks == 0 ? 1 : blocks) + bytes;
+    return FRAME_HEADER_BYTES + 3 * blocks + bytes;
 }
 
 static void put24(uint8_t *at, uint32_t value)
@@ -93,28 +92,75 @@ static void put24(uint8_t *at, uint32_t value)
     at[2] = (uint8_t)(value >> 16);
 }
 
-size_t ckpt_zstd_raw_encode(void *to, const void *from, size_t bytes)
+size_t ckpt_zstd_raw_place(size_t block)
 {
-    uint8_t *at = to;
-    size_t done = 0;
+    return FRAME_HEADER_BYTES + block * (3 + CKPT_ZSTD_BLOCK_BYTES) + 3;
+}
 
-    BL_ASSERT(bytes <= CKPT_ZSTD_FRAME_BYTES_MAX);
+static void frame_header(uint8_t *at, size_t bytes)
+{
     put24(at, FRAME_MAGIC & 0xffffffu);
     at[3] = (uint8_t)(FRAME_MAGIC >> 24);
     at[4] = FRAME_DESCRIPTOR;
     put24(at + 5, (uint32_t)bytes);
     at[8] = 0;
-    at += FRAME_HEADER_BYTES;
-    do {
-        size_t block = bytes - done < BLOCK_BYTES_MAX ? bytes - done : BLOCK_BYTES_MAX;
+}
 
-        /* Bit 0: the last block. Bits 1 and 2: kind 0, raw. */
-        put24(at, (uint32_t)block << 3 | (done + block == bytes));
-        memcpy(at + 3, (const uint8_t *)from + done, block);
-        at += 3 + block;
-        done += block;
-    } while (done < bytes);
-    return (size_t)(at - (uint8_t *)to);
+/* Of the block that begins at byte `done`. Bit 0: the last block. Bits 1 and 2: kind 0, raw. */
+static void block_header(uint8_t *at, size_t done, size_t bytes)
+{
+    size_t left = bytes - done;
+    size_t block = left < CKPT_ZSTD_BLOCK_BYTES ? left : CKPT_ZSTD_BLOCK_BYTES;
+
+    put24(at, (uint32_t)block << 3 | (done + block == bytes));
+}
+
+size_t ckpt_zstd_raw_begin(void *to, size_t bytes)
+{
+    BL_ASSERT(bytes > 0 && bytes <= CKPT_ZSTD_FRAME_BYTES_MAX);
+    frame_header(to, bytes);
+    for (size_t done = 0; done < bytes; done += CKPT_ZSTD_BLOCK_BYTES) {
+        block_header((uint8_t *)to + ckpt_zstd_raw_place(done / CKPT_ZSTD_BLOCK_BYTES) - 3, done,
+                     bytes);
+    }
+    return ckpt_zstd_raw_bytes(bytes);
+}
+
+bool ckpt_zstd_raw_is(const void *frame, size_t stored, size_t bytes)
+{
+    const uint8_t *at = frame;
+    uint8_t header[FRAME_HEADER_BYTES];
+
+    if (bytes == 0 || stored != ckpt_zstd_raw_bytes(bytes)) {
+        return false;
+    }
+    frame_header(header, bytes);
+    if (memcmp(at, header, sizeof(header)) != 0) {
+        return false;
+    }
+    at += FRAME_HEADER_BYTES;
+    for (size_t done = 0; done < bytes; done += CKPT_ZSTD_BLOCK_BYTES) {
+        block_header(header, done, bytes);
+        if (memcmp(at, header, 3) != 0) {
+            return false;
+        }
+        at += 3 + CKPT_ZSTD_BLOCK_BYTES;
+    }
+    return true;
+}
+
+size_t ckpt_zstd_raw_encode(void *to, const void *from, size_t bytes)
+{
+    size_t stored = ckpt_zstd_raw_begin(to, bytes);
+
+    for (size_t done = 0; done < bytes; done += CKPT_ZSTD_BLOCK_BYTES) {
+        size_t left = bytes - done;
+
+        memcpy((uint8_t *)to + ckpt_zstd_raw_place(done / CKPT_ZSTD_BLOCK_BYTES),
+               (const uint8_t *)from + done,
+               left < CKPT_ZSTD_BLOCK_BYTES ? left : CKPT_ZSTD_BLOCK_BYTES);
+    }
+    return stored;
 }
 
 size_t ckpt_zstd_encode(struct ckpt_zstd *zstd, enum ckpt_zstd_way way, void *to, const void *from,

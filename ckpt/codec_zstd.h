@@ -30,6 +30,16 @@ size_t ckpt_zstd_raw_bytes(size_t bytes);
 /* Writes one (ckpt_zstd_raw_bytes of room) and returns its size. */
 size_t ckpt_zstd_raw_encode(void *to, const void *from, size_t bytes);
 
+/* The same without a copy of the bytes: writes all headers, and the caller puts byte i at
+ * to + ckpt_zstd_raw_place(i / CKPT_ZSTD_BLOCK_BYTES) + i % CKPT_ZSTD_BLOCK_BYTES. */
+#define CKPT_ZSTD_BLOCK_BYTES (128u * 1024)
+size_t ckpt_zstd_raw_begin(void *to, size_t bytes);
+/* Where the bytes of a block are in a frame of raw blocks. */
+size_t ckpt_zstd_raw_place(size_t block);
+/* Is the frame what ckpt_zstd_raw_begin writes for `bytes`? Then its bytes can be taken from where
+ * they are. */
+bool ckpt_zstd_raw_is(const void *frame, size_t stored, size_t bytes);
+
 /* Writes a frame of `bytes` (1 to CKPT_ZSTD_FRAME_BYTES_MAX) at `to`, with room for
  * ckpt_zstd_raw_bytes; compressed when that is smaller, else of raw blocks. Returns its size. */
 size_t ckpt_zstd_encode(struct ckpt_zstd *zstd, enum ckpt_zstd_way way, void *to, const void *from,

@@ -76,11 +76,14 @@ static void test_planes_are_what_the_format_says(void **state)
     for (uint32_t width = 2; width <= 8; width *= 2) {
         for (size_t count = 0; count <= 300; count++) {
             const uint8_t *from[CKPT_PLANES_MAX];
+            uint8_t *to[CKPT_PLANES_MAX];
             size_t shift = count % 3; /* any alignment */
 
-            ckpt_planes_split(planes + shift, words + 1, count, width);
             for (uint32_t p = 0; p < width; p++) {
-                from[p] = planes + shift + p * count;
+                from[p] = to[p] = planes + shift + p * count;
+            }
+            ckpt_planes_split(to, words + 1, count, width);
+            for (uint32_t p = 0; p < width; p++) {
                 for (size_t i = 0; i < count; i++) { /* byte p of the word rotated left by one */
                     uint8_t byte = words[1 + i * width + p];
                     uint8_t below = words[1 + i * width + (p + width - 1) % width];
