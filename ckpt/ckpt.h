@@ -118,7 +118,7 @@ struct ckpt_part_result {
 /* Writes and fsyncs `name`.safetensors and its index, or `name`.safetensors.zst, into the attempt's
  * directory, and the directory. Errors name path and bytes; what it wrote is removed again where
  * that is possible. A digest that is not `expect`: BL_EDIGEST, nothing left. Memory: the io's queue
- * (16 MiB), with a codec 6 MiB more for each of the io's codec_threads. */
+ * (32 MiB), with a codec 6 MiB more for each of the io's codec_threads. */
 BL_MUST_CHECK int ckpt_save_part(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                                  const struct ckpt_part_job *job, struct ckpt_part_result *ret,
                                  struct bl_errmsg *msg);
