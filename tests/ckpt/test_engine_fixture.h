@@ -9,7 +9,7 @@
 #include "wire/sock.h"
 
 #define FIXTURE_RUN     0x1122334455667788ull
-#define FIXTURE_WAIT_MS 20000
+#define FIXTURE_WAIT_MS 60000 /* the engine is nice, and the machine may be busy */
 
 struct fixture {
     char root[256];
