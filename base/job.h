@@ -43,7 +43,8 @@ struct bl_job_train {
     double lr, lr_min, weight_decay, beta1, beta2, eps, clip; /* clip 0: none */
     uint64_t warmup;                                          /* steps */
     uint64_t seed;
-    uint64_t eval_every; /* steps; 0 never */
+    char init[BL_PATH_MAX]; /* a checkpoint or root with the first weights; "": random ones */
+    uint64_t eval_every;    /* steps; 0 never */
     uint32_t eval_batches;
     double eval_split;       /* last part of the data that is held out, 0 to 0.5 */
     uint32_t reduction_fast; /* 0 exact (default), 1 fast */

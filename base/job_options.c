@@ -136,6 +136,8 @@ const struct job_option job_options[] = {
          "largest norm of the gradient; 0: no clipping"),
     U64("train.seed", JOB_FROZEN, FN, FIELD(train.seed), 0, INT64_MAX, "1",
         "of all random numbers"),
+    PATH("train.init", JOB_FROZEN, JOB_EMPTY, FIELD(train.init), "",
+         "checkpoint or root whose weights are the first; empty: random ones"),
     {"train.reduction", JOB_INDEX, JOB_FROZEN, FN, FIELD(train.reduction_fast), 0, 0, 0, 0, 0,
      "exact", "exact|fast", NULL, "order of sums over ranks: fixed, or whatever is fastest"},
     U64("train.eval_every", JOB_RESUME, 0, FIELD(train.eval_every), 0, STEPS_MAX, "0",

@@ -36,6 +36,7 @@ enum job_change {
 #define JOB_ABSENT   4U  /* a plan of later versions: any value is BL_ENOTBUILT */
 #define JOB_ABOVE    8U  /* real_min itself is not allowed */
 #define JOB_AUTO     16U /* of JOB_U64: "auto" is allowed too, and is BL_JOB_AUTO */
+#define JOB_EMPTY    32U /* of JOB_PATH: may be empty */
 
 struct job_option {
     const char *key; /* "train.lr", "data.files[]" (a list), "roots[].path" */

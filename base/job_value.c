@@ -175,6 +175,10 @@ static int value_set_text(const struct job_option *option, char *field, const ch
                           const char *base_dir, struct bl_errmsg *msg)
 {
     int is_item = option->type == JOB_TEXT && job_option_is_list(option);
+    if (text[0] == '\0' && (option->flags & JOB_EMPTY) != 0) {
+        memset(field, 0, option->capacity);
+        return 0;
+    }
     if (text[0] == '\0' && !is_item) {
         return bl_err(msg, BL_ECONFIG, "%s: must not be empty", option->key);
     }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "trainer/report.h"
+#include "trainer/start.h"
 #include "trainer/step.h"
 
 #define ALONE_RANKS_MAX  64u
@@ -146,8 +147,10 @@ static int rank_train(struct alone_rank *a, struct bl_errmsg *msg)
     const struct train_alone *how = a->group->how;
     uint64_t steps =
         how->steps != 0 && how->steps < how->job->train.steps ? how->steps : how->job->train.steps;
-    train_shard_fresh(&a->rank.shard, a->slots[0], how->job->train.seed, a->rank.pool);
-    int rc = train_step_gather(&a->rank, a->slots[0], msg);
+    int rc = train_start(&a->rank, a->slots[0], msg);
+    if (rc == 0) {
+        rc = train_step_gather(&a->rank, a->slots[0], msg);
+    }
     train_report_begin(&a->report);
     for (uint64_t step = 1; rc == 0 && step <= steps; step++) {
         rc = rank_step(a, step, msg);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/digest.h"
+#include "trainer/start.h"
 
 #define TRAIN_ARITHMETIC "belay-train-1" /* changes when the trainer's own order of sums does */
 
@@ -22,12 +23,22 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
     if (rc != 0) {
         return rc;
     }
+    struct bl_state_digest init;
+    rc = train_start_digest(rank->job, &init, msg);
+    if (rc != 0) {
+        return rc;
+    }
     ret->build = kern_build_name();
     char text[1024];
     int n = snprintf(text, sizeof text, "%s job %016llx data %016llx build %s", TRAIN_ARITHMETIC,
                      (unsigned long long)ret->job_digest, (unsigned long long)ret->data_digest,
                      ret->build);
     BL_ASSERT(n > 0 && (size_t)n < sizeof text);
+    if (rank->job->train.init[0] != 0) {
+        n += snprintf(text + n, sizeof text - (size_t)n, " init %016llx%016llx",
+                      (unsigned long long)init.sum[0], (unsigned long long)init.sum[1]);
+        BL_ASSERT((size_t)n < sizeof text);
+    }
     ret->function_id = bl_xxh3(text, (size_t)n);
     return 0;
 }

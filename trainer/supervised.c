@@ -19,6 +19,7 @@
 #include "trainer/identity.h"
 #include "trainer/options.h"
 #include "trainer/report.h"
+#include "trainer/start.h"
 #include "trainer/step.h"
 #include "trainer/watcher.h"
 #include "wire/belay.h"
@@ -101,7 +102,10 @@ static int load_state(struct life *life, struct bl_errmsg *msg)
     void *slot;
     rc = belay_slot_begin(life->belay, 0, &slot);
     if (rc == 0) {
-        train_shard_fresh(&life->rank.shard, slot, life->job->train.seed, life->rank.pool);
+        rc = train_start(&life->rank, slot, msg);
+        if (rc != 0) {
+            return rc;
+        }
         rc = belay_slot_seal(life->belay, 0);
     }
     return belay_fail(life, rc, "first state", msg);

@@ -207,6 +207,37 @@ check 0 '' "$tool" import --from hf gpt2.out --out g2 --codec none
 diff -r g g2 || complain "GPT-2 does not come back"
 check 2 'a vocabulary of 5 tokens: --tokenizer FILE is missing' "$train" sample --model g
 
+# ---- Training on: the first weights are the imported ones, in every layout
+{
+    for n in 8 12 2 2 1 256 32; do le 4 $n; done
+    floats 3176 5
+} >bytes.bin
+check 0 'vocabulary 256' "$tool" import --from llama2c bytes.bin --out start
+seq 1 400 >text
+cat >job.yaml <<EOF
+name: on
+run_dir: run
+ranks: 1
+lanes: 4
+model: {layers: 2, dim: 8, hidden: 12, heads: 2, kv_heads: 1, vocab: 256, tied: true}
+data: {files: [text]}
+train: {global_batch: 4, seq_len: 16, steps: 2, lr: 1e-3, init: start}
+EOF
+one=$("$train" --job job.yaml --digest | tail -1)
+for other in "--ranks 3" "--threads 2"; do
+    # shellcheck disable=SC2086 # two words
+    [ "$("$train" --job job.yaml --digest $other | tail -1)" = "$one" ] ||
+        complain "training on with $other is something else"
+done
+sed 's/, init: start//' job.yaml >random.yaml
+[ "$("$train" --job random.yaml --digest | tail -1)" != "$one" ] || complain "train.init does nothing"
+[ "$("$train" --probe --job random.yaml | head -1)" != "$("$train" --probe --job job.yaml | head -1)" ] ||
+    complain "the function does not depend on the first weights"
+sed 's/hidden: 12/hidden: 13/' job.yaml >other.yaml
+check 2 'train.init .*start: it is of another model: model.hidden differs' "$train" --job other.yaml
+sed 's/init: start/init: hf-none/' job.yaml >other.yaml
+check 2 'ckpt-tool import makes one' "$train" --job other.yaml
+
 # ---- Options
 check 2 '--from is hf or llama2c' "$tool" import small.bin --out no
 check 2 '--out: missing' "$tool" import --from llama2c small.bin

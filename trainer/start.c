@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/start.h"
+
+#include <string.h>
+
+#include "trainer/weights.h"
+
+/* The first size that differs, or NULL. */
+static const char *model_difference(const struct bl_job_model *a, const struct bl_job_model *b)
+{
+    return a->arch != b->arch               ? "architecture"
+           : a->layers != b->layers         ? "layers"
+           : a->dim != b->dim               ? "dim"
+           : a->hidden != b->hidden         ? "hidden"
+           : a->heads != b->heads           ? "heads"
+           : a->kv_heads != b->kv_heads     ? "kv_heads"
+           : a->vocab != b->vocab           ? "vocab"
+           : a->tied != b->tied             ? "tied"
+           : a->rope_theta != b->rope_theta ? "rope_theta"
+           : a->norm_eps != b->norm_eps     ? "norm_eps"
+                                            : NULL;
+}
+
+static int open_init(struct train_weights *weights, const struct bl_job *job, struct bl_errmsg *msg)
+{
+    int rc = train_weights_open(weights, job->train.init, NULL, msg);
+    if (rc == 0 && weights->store == NULL) {
+        rc = bl_err(msg, BL_ECONFIG, "it is no checkpoint of Belay's: ckpt-tool import makes one");
+    }
+    const char *difference = rc == 0 ? model_difference(&job->model, &weights->config) : NULL;
+    if (difference != NULL) {
+        rc = bl_err(msg, BL_ECONFIG, "it is of another model: model.%s differs", difference);
+    }
+    return rc != 0 ? bl_err_in(msg, rc, "train.init %s", job->train.init) : 0;
+}
+
+/* The rank's weights as extents, where the slot has them. */
+static int wanted(const struct train_shard *shard, struct bl_extent_list *list,
+                  struct bl_errmsg *msg)
+{
+    uint32_t count;
+    const struct train_tensor *tensors = train_model_tensors(shard->model, &count);
+    for (uint32_t i = 0; i < shard->extent_count; i++) {
+        const struct train_extent *e = &shard->extents[i];
+        const struct train_tensor *t = &tensors[e->tensor];
+        struct bl_tensor tensor = {.kind = BL_KIND_PARAM, .dtype = BL_F32, .dims = t->dims};
+        struct bl_extent extent;
+        uint32_t index;
+        memcpy(tensor.name, t->name, sizeof tensor.name);
+        memcpy(tensor.shape, t->shape, t->dims * sizeof tensor.shape[0]);
+        int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
+        if (rc == 0) {
+            bl_extent_whole(&extent, &tensor, index, e->flat_lo, e->flat_hi);
+            extent.offset = e->offset[TRAIN_WEIGHT];
+            rc = bl_extent_list_add(list, &extent);
+        }
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int train_start(const struct train_rank *rank, void *slot, struct bl_errmsg *msg)
+{
+    struct train_weights weights = {0};
+    struct bl_extent_list list = {0};
+    struct ckpt_load_result result;
+    /* Zero moments; the weights are written over where there are others. */
+    train_shard_fresh(&rank->shard, slot, rank->job->train.seed, rank->pool);
+    if (rank->job->train.init[0] == 0) {
+        return 0;
+    }
+    int rc = open_init(&weights, rank->job, msg);
+    if (rc == 0) {
+        rc = wanted(&rank->shard, &list, msg);
+    }
+    if (rc == 0 && list.extent_count > 0) { /* a rank may own nothing */
+        const struct ckpt_dest dest = {.list = &list, .base = slot};
+        rc = ckpt_load(weights.store, weights.dir, &dest, 1, &result, msg);
+        rc = rc != 0 ? bl_err_in(msg, rc, "train.init %s", rank->job->train.init) : 0;
+    }
+    bl_extent_list_close(&list);
+    train_weights_close(&weights);
+    return rc;
+}
+
+int train_start_digest(const struct bl_job *job, struct bl_state_digest *ret, struct bl_errmsg *msg)
+{
+    struct train_weights weights = {0};
+    struct ckpt_manifest manifest = {0};
+    memset(ret, 0, sizeof *ret);
+    if (job->train.init[0] == 0) {
+        return 0;
+    }
+    int rc = open_init(&weights, job, msg);
+    if (rc == 0) {
+        rc = ckpt_manifest_load(weights.store, weights.dir, &manifest, msg);
+    }
+    if (rc == 0) {
+        *ret = manifest.state;
+    }
+    ckpt_manifest_close(&manifest);
+    train_weights_close(&weights);
+    return rc;
+}
