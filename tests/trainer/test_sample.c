@@ -205,6 +205,30 @@ static void test_sample_continues_with_the_weights_of_a_checkpoint(void **state)
     setup_close(&s);
 }
 
+/* A share that one token has alone leaves only that one; all leave all. */
+static void test_top_p_keeps_the_likeliest_only(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct bl_errmsg msg = {{0}};
+    setup_open(&s);
+    int32_t prompt[1] = {'a'}, greedy[20], narrow[20], wide[20], all[20];
+    const struct train_sample how[4] = {{.temperature = 0},
+                                        {.temperature = 2, .top_p = 1e-9, .seed = 4},
+                                        {.temperature = 2, .top_p = 1, .seed = 4},
+                                        {.temperature = 2, .seed = 4}};
+    int32_t *outs[4] = {greedy, narrow, wide, all};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(
+            train_model_sample(s.model, s.params, prompt, 1, outs[i], 20, &how[i], s.pool, &msg),
+            0);
+    }
+    assert_memory_equal(greedy, narrow, sizeof greedy);
+    assert_memory_equal(wide, all, sizeof all);
+    assert_memory_not_equal(greedy, all, sizeof all);
+    setup_close(&s);
+}
+
 static void test_sample_refuses_what_is_missing(void **state)
 {
     (void)state;
@@ -226,6 +250,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sample_continues_with_the_weights_of_a_checkpoint),
+        cmocka_unit_test(test_top_p_keeps_the_likeliest_only),
         cmocka_unit_test(test_sample_refuses_what_is_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
