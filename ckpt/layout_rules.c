@@ -22,33 +22,44 @@
 /* clang-format on */
 
 /* In the order of a model's table: first what comes before the layers, then a layer from top to
- * bottom, then what comes behind. Names are those that Hugging Face's Llama and GPT-2 have; c_attn,
- * c_fc and c_proj there are stored [in, out]. */
+ * bottom, then what comes behind: the order of our trainer's own table. Names are those that
+ * Hugging Face's Llama and GPT-2 have; c_attn, c_fc and c_proj there are stored [in, out]. */
 static const struct ckpt_layout_rule builtin[] = {
     VOCABULARY("*embed_tokens.weight", CKPT_STAGE_FIRST),
     VOCABULARY("*wte.weight", CKPT_STAGE_FIRST),
     WHOLE("*wpe.weight", CKPT_STAGE_FIRST),
     WHOLE("*.input_layernorm.*", CKPT_STAGE_FIRST),
-    WHOLE("*.ln_1.*", CKPT_STAGE_FIRST),
-    BY(CKPT_UNITS_HEADS, "*.q_proj.*", CKPT_CUT_COLUMN, 0),
-    BY(CKPT_UNITS_KV_HEADS, "*.k_proj.*", CKPT_CUT_COLUMN, 0),
-    BY(CKPT_UNITS_KV_HEADS, "*.v_proj.*", CKPT_CUT_COLUMN, 0),
+    WHOLE("*.ln_1.weight", CKPT_STAGE_FIRST),
+    WHOLE("*.ln_1.bias", CKPT_STAGE_FIRST),
+    BY(CKPT_UNITS_HEADS, "*.q_proj.weight", CKPT_CUT_COLUMN, 0),
+    BY(CKPT_UNITS_KV_HEADS, "*.k_proj.weight", CKPT_CUT_COLUMN, 0),
+    BY(CKPT_UNITS_KV_HEADS, "*.v_proj.weight", CKPT_CUT_COLUMN, 0),
+    BY(CKPT_UNITS_HEADS, "*.q_proj.bias", CKPT_CUT_COLUMN, 0),
+    BY(CKPT_UNITS_KV_HEADS, "*.k_proj.bias", CKPT_CUT_COLUMN, 0),
+    BY(CKPT_UNITS_KV_HEADS, "*.v_proj.bias", CKPT_CUT_COLUMN, 0),
     QKV("*.qkv_proj.*", 0),
     QKV("*.c_attn.weight", 1),
     QKV("*.c_attn.bias", 0),
     BY(CKPT_UNITS_HEADS, "*.o_proj.weight", CKPT_CUT_ROW, 1),
+    WHOLE("*.o_proj.bias", CKPT_STAGE_FIRST),
     BY(CKPT_UNITS_HEADS, "*.attn.c_proj.weight", CKPT_CUT_ROW, 0),
+    WHOLE("*.attn.c_proj.bias", CKPT_STAGE_FIRST),
     WHOLE("*.post_attention_layernorm.*", CKPT_STAGE_FIRST),
-    WHOLE("*.ln_2.*", CKPT_STAGE_FIRST),
+    WHOLE("*.ln_2.weight", CKPT_STAGE_FIRST),
+    WHOLE("*.ln_2.bias", CKPT_STAGE_FIRST),
     PLAIN("*.gate_proj.*", CKPT_CUT_COLUMN, 0),
-    PLAIN("*.up_proj.*", CKPT_CUT_COLUMN, 0),
+    PLAIN("*.up_proj.weight", CKPT_CUT_COLUMN, 0),
+    PLAIN("*.up_proj.bias", CKPT_CUT_COLUMN, 0),
     HALVES("*.gate_up_proj.*", 0),
     PLAIN("*.c_fc.weight", CKPT_CUT_COLUMN, 1),
     PLAIN("*.c_fc.bias", CKPT_CUT_COLUMN, 0),
     PLAIN("*.down_proj.weight", CKPT_CUT_ROW, 1),
+    WHOLE("*.down_proj.bias", CKPT_STAGE_FIRST),
     PLAIN("*.mlp.c_proj.weight", CKPT_CUT_ROW, 0),
+    WHOLE("*.mlp.c_proj.bias", CKPT_STAGE_FIRST),
     WHOLE("model.norm.*", CKPT_STAGE_LAST),
-    WHOLE("*ln_f.*", CKPT_STAGE_LAST),
+    WHOLE("*ln_f.weight", CKPT_STAGE_LAST),
+    WHOLE("*ln_f.bias", CKPT_STAGE_LAST),
     VOCABULARY("*lm_head.weight", CKPT_STAGE_LAST),
 };
 #define BUILTIN_COUNT (sizeof(builtin) / sizeof(builtin[0]))
