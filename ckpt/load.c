@@ -211,11 +211,27 @@ static int part_hole(struct loading *load, uint64_t lo, uint64_t hi, struct bl_e
     return rc;
 }
 
+/* Where a chunk stands in the part's file. */
+static struct ckpt_range chunk_stored(const struct ckpt_index *index, uint32_t chunk)
+{
+    struct ckpt_range range;
+
+    if (index->codec == CKPT_CODEC_ZSTD) {
+        const struct ckpt_chunk *place = &index->layout[chunk];
+        const struct ckpt_frame *last = &index->frames[place->frame + place->planes - 1];
+
+        return (struct ckpt_range){index->frames[place->frame].at, last->at + last->stored};
+    }
+    ckpt_index_chunk_range(index, chunk, &range.lo, &range.hi);
+    return range;
+}
+
 static int load_bad_chunk(void *arg, uint32_t chunk, const char *why, struct bl_errmsg *msg)
 {
     struct loading *load = arg;
     const struct ckpt_index *index = &load->copy->opened.indexes[load->part];
     const struct ckpt_hole hole = {load->part, chunk, ckpt_index_chunk_tensor(index, chunk)};
+    const struct ckpt_range stored = chunk_stored(index, chunk);
     struct ckpt_range range;
     struct bl_errmsg text = {0};
     char path[CKPT_PATH_MAX];
@@ -232,7 +248,7 @@ static int load_bad_chunk(void *arg, uint32_t chunk, const char *why, struct bl_
     }
     load->bad[load->bad_count++] = range;
     rc = bl_err(&text, BL_EDIGEST, "%s: chunk %u (bytes %llu to %llu, tensor %s): %s", path, chunk,
-                (unsigned long long)range.lo, (unsigned long long)range.hi, hole.tensor, why);
+                (unsigned long long)stored.lo, (unsigned long long)stored.hi, hole.tensor, why);
     rc = ckpt_holes_note(load->holes, &hole, rc, text.text, msg);
     return rc < 0 ? rc : part_hole(load, range.lo, range.hi, msg);
 }

@@ -178,32 +178,59 @@ case_recover_past_a_flipped_bit() {
         it_fail "no event names its file, chunk and tensor"
 }
 
-# Two roots, one of them with a flipped bit: the other one gives what is damaged, nothing is lost.
-case_recover_heals_from_another_root() {
+# two_roots COMMAND...: everything dies when two roots have two steps in common; the command
+# damages the newest of these, NEWEST; the run is recovered.
+two_roots() {
     ROOTS="[{path: $CL_DIR/checkpoints, shared: true, every: 10, keep: 3}, {path: $CL_DIR/second, shared: true, every: 10, keep: 3}]"
     it_begin 2 node0
-    it_wait 20 "step 20 in both roots" in_both 20
-    local pids newest
+    it_wait 40 "two steps in both roots" in_both 2
+    local pids step
     mapfile -t pids < <(it_processes)
     kill -KILL "${pids[@]}"
     { wait; } 2>/dev/null
-    newest=$(find "$CL_DIR/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
-    in_both "$(basename "$newest" | sed 's/step-0*//; s/\..*//')" || it_skip "killed between the commits of two roots"
-    flip "$(find "$newest" -name '*.safetensors*' | head -n 1)"
+    NEWEST=$(common | tail -n 1)
+    for step in "$CL_DIR"/checkpoints/step-* "$CL_DIR"/second/step-*; do
+        [[ $(basename "$step") > $NEWEST ]] && rm -r "$step"
+    done
+    "$@"
     rm -rf "$CL_DIR/node0" "$CL_DIR/run"
     it_node node0
     cl_run --recover "$CL_DIR/checkpoints" "$JOB_FILE"
-    it_end
+    it_end 60
+}
+flip_newest() {
+    local root
+    for root in "$@"; do
+        flip "$(find "$CL_DIR/$root/$NEWEST" -name '*.safetensors*' | head -n 1)"
+    done
+}
+went_on_from_newest() {
+    [ "$(it_event_count GENERATION_PLANNED ".text == \"$NEWEST\"")" -ge 1 ]
+}
+
+# One of them has a flipped bit: the other one gives what is damaged, nothing is lost.
+case_recover_heals_from_another_root() {
+    two_roots flip_newest checkpoints
     it_event CHECKPOINT_HEALED || it_fail "no event tells that a checkpoint was healed"
     [ "$(it_event_count CHECKPOINT_HEALED '.fields.reason | test("/part-[^ ]*: chunk [0-9]+ .*tensor .*second/")')" -ge 1 ] ||
         it_fail "it does not say what came from where"
     [ "$(it_event_count CHECKPOINT_BAD)" = 0 ] || it_fail "a checkpoint was given up that could be healed"
-    [ "$(it_event_count GENERATION_PLANNED ".text == \"$(basename "$newest")\"")" -ge 1 ] || it_fail "an older one was used"
-    it_verify
+    went_on_from_newest || it_fail "an older one was used"
+}
+
+# The same bit in both: an older step is used, and each is named.
+case_recover_past_a_step_bad_in_both_roots() {
+    two_roots flip_newest checkpoints second
+    it_event CHECKPOINT_BAD || it_fail "no event names the damaged checkpoint"
+    [ "$(it_event_count CHECKPOINT_HEALED)" = 0 ] || it_fail "something was healed from nothing"
+}
+# Steps that both roots have, oldest first.
+common() {
+    comm -12 <(cd "$CL_DIR/checkpoints" 2>/dev/null && compgen -G 'step-*' | sort) \
+        <(cd "$CL_DIR/second" 2>/dev/null && compgen -G 'step-*' | sort)
 }
 in_both() {
-    compgen -G "$CL_DIR/checkpoints/$(printf 'step-%012u' "$1").*/manifest.json" >/dev/null &&
-        compgen -G "$CL_DIR/second/$(printf 'step-%012u' "$1").*/manifest.json" >/dev/null
+    [ "$(common | wc -l)" -ge "$1" ]
 }
 
 saving() {
