@@ -3,9 +3,9 @@
 
 usage: peers.py PART DIR
 
-Reads PART (a plain safetensors file) into memory, and then, for each line on standard input, saves
-and loads those tensors once by each way under DIR, durably, with caches dropped before reads, and
-prints one JSON object with the milliseconds. What comes back is compared.
+Reads PART (a plain safetensors file) into memory, and then, for each line on standard input but
+"quit", saves and loads those tensors once by each way under DIR, durably, with caches dropped
+before reads, and prints one JSON object with the milliseconds. What comes back is compared.
 """
 import json
 import os
@@ -107,7 +107,9 @@ def main():
     state = {name: tensor.clone() for name, tensor in tensors_read(part).items()}
     loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     print(json.dumps({"did": "peers", "torch": torch.__version__}), flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() == "quit":
+            break
         print(json.dumps(measure(state, loaded, folder + "/peer")), flush=True)
     dist.destroy_process_group()
 
