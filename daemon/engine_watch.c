@@ -14,8 +14,9 @@
 #include "base/log.h"
 #include "daemon/engine_state.h"
 
-#define WATCH_DEADLINE_MS 60000u  /* of roots of no job (a submit looks at one) */
-#define WATCH_LOOKS       8u      /* in a deadline */
+#define WATCH_DEADLINE_MS 60000u /* of roots of no job (a submit looks at one) */
+#define WATCH_LOOKS       8u     /* in a deadline */
+#define WATCH_LOOK_MIN_MS 50u
 #define WATCH_PAUSE_MS    1000u   /* after the first time; doubles */
 #define WATCH_PAUSE_MAX   300000u /* still soon after somebody mended it */
 #define WATCH_FORMER_MAX  4u      /* children that cannot die; no more are put beside them */
@@ -150,13 +151,17 @@ static void on_watch(uv_timer_t *timer)
 void engine_watch_begin(struct engine *engine)
 {
     uint64_t every = watch_deadline_ms(engine) / WATCH_LOOKS;
+    int is_on = uv_is_active((uv_handle_t *)engine->watch);
 
+    every = every > WATCH_LOOK_MIN_MS ? every : WATCH_LOOK_MIN_MS;
     engine->used_ms = daemon_now_ms();
-    if (uv_is_active((uv_handle_t *)engine->watch)) {
+    if (is_on && uv_timer_get_repeat(engine->watch) == every) {
         return;
     }
-    engine->moved_ms = engine->looked_ms = engine->used_ms;
-    every = every > 50 ? every : 50;
+    if (!is_on) {
+        engine->moved_ms = engine->used_ms;
+    }
+    engine->looked_ms = engine->used_ms;
     uv_timer_start(engine->watch, on_watch, every, every);
 }
 

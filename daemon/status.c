@@ -166,18 +166,6 @@ static json_t *times_json(const struct core_times *times)
     return one;
 }
 
-static json_t *saves_json(const struct core_status *status)
-{
-    json_t *one = json_object();
-
-    set_u64(one, "committed", status->saves_committed);
-    set_u64(one, "failed", status->saves_failed);
-    set_u64(one, "skipped", status->saves_skipped);
-    set(one, "writing",
-        status->save_count ? json_integer((json_int_t)status->saves[0].step) : json_null());
-    return one;
-}
-
 static json_t *memory_json(const struct core_status *status)
 {
     json_t *one = json_object();
@@ -195,7 +183,7 @@ static json_t *disk_json(const struct run *run, const struct core_status *status
     set(one, "age_ms",
         run->disk_ms ? json_integer((json_int_t)(daemon_now_ms() - run->disk_ms)) : json_null());
     set_text(one, "dir", status->disk_dir);
-    set_text(one, "root", run->job->root_count ? run->job->roots[0].path : "");
+    set_text(one, "root", status_disk_root(status));
     return one;
 }
 
@@ -255,9 +243,7 @@ static json_t *needs_json(const struct run *run, const struct core_status *statu
         json_array_append_new(needs,
                               json_string("bring the standby back: the run's record has one copy"));
     }
-    if (status->saves_failed > 0 && status->saves_committed == 0) {
-        json_array_append_new(needs, json_string("saves fail: belay events says why"));
-    }
+    status_roots_need(status, needs);
     return needs;
 }
 
@@ -288,7 +274,8 @@ static void leader_add(json_t *one, const struct run *run, const struct core_sta
     }
     set_text(one, "text", status->text);
     set(one, "last_recovery", status->last.generation ? times_json(&status->last) : json_null());
-    set(one, "saves", saves_json(status));
+    set(one, "saves", status_saves(status));
+    set(one, "roots", status_roots(status));
     set(one, "nodes", nodes_json(run->daemon, status));
     set(one, "ranks", ranks_json(status));
 }

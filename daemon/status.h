@@ -27,4 +27,13 @@ json_t *status_ended_name(const struct daemon *daemon, const char *name);
 void status_load(struct daemon *daemon);
 void status_close(struct daemon *daemon); /* forgets those kept */
 
+/* ---- status_saves.c: parts of it, owned ---- */
+
+json_t *status_saves(const struct core_status *status);
+json_t *status_roots(const struct core_status *status);
+/* The root that the newest checkpoint on disk is in. View. */
+const char *status_disk_root(const struct core_status *status);
+/* What a person must do about roots. */
+void status_roots_need(const struct core_status *status, json_t *needs);
+
 #endif

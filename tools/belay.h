@@ -153,6 +153,7 @@ struct tool_state {
     struct tool_point memory, disk;
     uint64_t saves_committed, saves_failed, saves_skipped, save_writing;
     const json_t *nodes, *ranks, *needs, *last_recovery, *last_event, *store; /* may be NULL */
+    const json_t *roots, *under_way; /* lists; may be NULL */
 };
 
 /* Checks and reads a status answer; takes `json`, also on failure. BL_EFORMAT names the member. */

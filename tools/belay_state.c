@@ -145,7 +145,9 @@ int tool_state_read(struct tool_state *ret, json_t *json, struct bl_errmsg *msg)
     number(&saves, "failed", &ret->saves_failed);
     number(&saves, "skipped", &ret->saves_skipped);
     number(&saves, "writing", &ret->save_writing);
+    ret->under_way = list(&saves, "under_way", JSON_OBJECT, WIRE_SAVES_MAX);
     reader.rc = saves.rc;
+    ret->roots = list(&reader, "roots", JSON_OBJECT, WIRE_JOB_ROOTS);
     ret->nodes = list(&reader, "nodes", JSON_OBJECT, WIRE_RANKS_MAX);
     ret->ranks = list(&reader, "ranks", JSON_OBJECT, WIRE_RANKS_MAX * 2);
     ret->needs = list(&reader, "needs", JSON_STRING, 1024);

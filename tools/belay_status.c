@@ -104,6 +104,75 @@ static void print_run(const struct tool_state *state)
     }
 }
 
+/* What the newest save cost. */
+static void print_cost(const json_t *last)
+{
+    char took[32], size[32];
+    uint64_t bytes = tool_member_number(last, "bytes");
+    uint64_t ms = tool_member_number(last, "duration_ms");
+    const json_t *ratio = json_object_get(last, "ratio");
+    const json_t *inflation = json_object_get(last, "step_inflation");
+    if (ms == TOOL_NUMBER_NONE || ms == 0) {
+        return;
+    }
+    tool_format_ms(ms, took, sizeof took);
+    printf("         last save took %s", took);
+    if (bytes != TOOL_NUMBER_NONE && bytes > 0) {
+        tool_format_bytes(bytes, size, sizeof size);
+        printf(", %s", size);
+    }
+    if (json_is_number(ratio)) {
+        printf(", ratio %.2f", json_number_value(ratio));
+    }
+    if (json_is_number(inflation)) {
+        printf(", steps %.2f times as long meanwhile", json_number_value(inflation));
+        print_number(", stall ms ", tool_member_number(last, "stall_ms"));
+    }
+    putchar('\n');
+}
+
+static void print_root(const json_t *root)
+{
+    uint64_t every = tool_member_number(root, "every");
+    const char *checkpoint = tool_member_text(root, "checkpoint");
+    printf("root     %s", tool_member_text(root, "path"));
+    if (strcmp(tool_member_text(root, "state"), "stuck") == 0) {
+        printf(", stuck");
+    }
+    if (every == 0) {
+        printf(", on request and at the end");
+    } else {
+        print_number(", every ", every);
+        printf(" steps%s", json_is_true(json_object_get(root, "auto")) ? " (auto)" : "");
+    }
+    printf(", %s", checkpoint);
+    if (strcmp(checkpoint, "none") != 0) {
+        print_number(" step ", tool_member_number(root, "step"));
+    }
+    print_number(" (committed ", tool_member_number(root, "committed"));
+    print_number(", failed ", tool_member_number(root, "failed"));
+    print_number(", skipped ", tool_member_number(root, "skipped"));
+    puts(")");
+    print_cost(json_object_get(root, "last"));
+}
+
+static void print_roots(const struct tool_state *state)
+{
+    char age[32];
+    for (size_t i = 0; i < json_array_size(state->roots); i++) {
+        print_root(json_array_get(state->roots, i));
+    }
+    for (size_t i = 0; i < json_array_size(state->under_way); i++) {
+        const json_t *save = json_array_get(state->under_way, i);
+        print_number("save     step ", tool_member_number(save, "step"));
+        tool_format_ms(tool_member_number(save, "age_ms"), age, sizeof age);
+        printf(" to %s, %s", tool_member_text(save, "root"), tool_member_text(save, "state"));
+        print_number(", ", tool_member_number(save, "written"));
+        print_number(" of ", tool_member_number(save, "parts"));
+        printf(" parts, since %s\n", age);
+    }
+}
+
 static void print_nodes(const struct tool_state *state)
 {
     for (size_t i = 0; i < json_array_size(state->nodes); i++) {
@@ -168,6 +237,7 @@ static void print_rest(const struct tool_state *state)
     if (state->name[0] != '\0') {
         print_run(state);
     }
+    print_roots(state);
     print_nodes(state);
     print_ranks(state);
     print_recovery(state->last_recovery);

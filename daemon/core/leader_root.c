@@ -5,6 +5,7 @@
  */
 #include "daemon/core/leader_state.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,6 +259,9 @@ void core_leader_on_verified(struct core_leader *l, uint32_t root, uint64_t step
         return;
     }
     struct leader_root *r = &l->roots[root];
+    if (rc == -ENOENT && step < r->verified_step + 1) {
+        return; /* newer ones are verified: it was removed by the root's rules meanwhile */
+    }
     struct core_event *e =
         leader_event(l, rc == 0 ? CORE_EVENT_SAVE_VERIFIED : CORE_EVENT_VERIFY_FAILED);
     e->step = step;

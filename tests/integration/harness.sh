@@ -78,7 +78,10 @@ it_clean_up() {
         # shellcheck disable=SC2119
         for pid in $(it_processes); do kill -KILL "$pid" 2>/dev/null; done
     done
-    if [ -n "${IT_MOUNTED:-}" ]; then umount -l "$IT_MOUNTED" 2>/dev/null; fi
+    if [ -n "${IT_MOUNTED:-}" ]; then
+        fsfreeze -u "$IT_MOUNTED" 2>/dev/null # else whoever writes there never ends
+        umount -l "$IT_MOUNTED" 2>/dev/null
+    fi
     if [ "${IT_KEEP:-0}" = 1 ]; then echo "kept: $IT_DIR"; else rm -rf "$IT_DIR"; fi
     exit $rc
 }
