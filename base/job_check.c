@@ -192,10 +192,19 @@ static int check_train(const struct job_checker *checker)
     return 0;
 }
 
+#define ROOT_RATE_LEAST (1u << 20)
+
 static int check_roots(const struct job_checker *checker)
 {
     const struct bl_job *job = checker->job;
     for (uint32_t i = 0; i < job->root_count; i++) {
+        uint64_t rate = job->roots[i].rate_max;
+        if (rate != 0 && rate < ROOT_RATE_LEAST) {
+            return check_fail(checker, BL_ECONFIG, "roots[].rate_max",
+                              "%" PRIu64 " bytes a second is less than 1 MiB: between two buffers "
+                              "such a root looks stuck",
+                              rate);
+        }
         for (uint32_t j = 0; j < i; j++) {
             if (strcmp(job->roots[i].path, job->roots[j].path) == 0) {
                 return check_fail(checker, BL_ECONFIG, "roots[].path", "'%s' is listed twice",

@@ -267,6 +267,9 @@ static const struct refusal refusals[] = {
      "job.yaml:21:12: roots[].every: must be an integer or auto, not 'often'"},
     {21, "    keep_every: auto", BL_ECONFIG,
      "job.yaml:21:17: roots[].keep_every: must be an integer, not 'auto'"},
+    {21, "    rate_max: 100kB", BL_ECONFIG,
+     "job.yaml:21:15: roots[].rate_max: 100000 bytes a second is less than 1 MiB: between two "
+     "buffers such a root looks stuck"},
     {21, "    keep: 0", BL_ECONFIG, "job.yaml:21:11: roots[].keep: 0 is not within 1 and 1000000"},
     {24, "  lease: 3", BL_ECONFIG,
      "job.yaml:24:10: deadlines.lease: must be a time such as 500ms or 5s, not '3'"},
