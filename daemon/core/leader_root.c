@@ -268,7 +268,10 @@ void core_leader_on_verified(struct core_leader *l, uint32_t root, uint64_t step
     e->value_ms = elapsed_ms;
     e->exit_code = rc;
     if (rc == 0) {
-        r->verified_step = step;
+        if (r->verified_step == UINT64_MAX || step > r->verified_step ||
+            step == l->record.roots[root].committed_step) {
+            r->verified_step = step; /* older ones may be read back later */
+        }
         snprintf(e->text, sizeof(e->text), "%.120s/%.120s", r->path, dir);
         return;
     }

@@ -19,7 +19,7 @@ struct fake {             /* a world of sessions whose votes are carried by hand
     uint32_t world, lose; /* lose: every lose-th vote is lost, 0 none */
     uint64_t now, carried;
     struct wire_session *sessions[RANKS_MAX];
-    struct wire_slot_header slots[RANKS_MAX][3];
+    struct wire_slot_header slots[RANKS_MAX][4];
     uint32_t result[RANKS_MAX];
     uint64_t result_step[RANKS_MAX];
     uint32_t called[RANKS_MAX], gone[RANKS_MAX], left[RANKS_MAX], stopped[RANKS_MAX];
@@ -86,7 +86,7 @@ static void fake_seal(struct fake *f, uint32_t i, uint64_t step)
     assert_int_equal(wire_session_sealed(f->sessions[i], step, &digest), 0);
 }
 
-static void fake_init(struct fake *f, uint32_t world, uint64_t save_every)
+static void fake_init_slots(struct fake *f, uint32_t world, uint64_t save_every, uint32_t slots)
 {
     struct bl_state_digest digest = {{0, 0}};
     memset(f, 0, sizeof(*f));
@@ -101,7 +101,7 @@ static void fake_init(struct fake *f, uint32_t world, uint64_t save_every)
     fake_say(f, 1, WIRE_PHASE_PLANNED, 2, save_every, 0);
     for (uint32_t i = 0; i < world; i++) {
         assert_non_null(wire_session_plan(f->sessions[i], NULL));
-        wire_session_arena_set(f->sessions[i], 5 + i, f->slots[i], 3);
+        wire_session_arena_set(f->sessions[i], 5 + i, f->slots[i], slots);
         fake_seal(f, i, 0);
         assert_int_equal(wire_session_loaded(f->sessions[i], 0, "", &digest), 0);
         assert_int_equal(wire_session_ready(f->sessions[i]), 0);
@@ -110,6 +110,11 @@ static void fake_init(struct fake *f, uint32_t world, uint64_t save_every)
     for (uint32_t i = 0; i < world; i++) {
         assert_int_equal(f->gone[i], 1);
     }
+}
+
+static void fake_init(struct fake *f, uint32_t world, uint64_t save_every)
+{
+    fake_init_slots(f, world, save_every, 3);
 }
 
 static void fake_close(struct fake *f)
@@ -233,6 +238,52 @@ static void test_slot_of_a_save_stays_until_it_is_over(void **state)
     fake_close(&f);
 }
 
+/* Two roots: the pin of a step whose save goes on stays, those of later steps that are over go. */
+static void test_slot_of_a_slow_save_stays_while_later_ones_go(void **state)
+{
+    struct fake f;
+    (void)state;
+    fake_init_slots(&f, 1, 0, 4);
+    struct wire_rank_directive d = {.run = 1,
+                                    .incarnation = 100,
+                                    .node_incarnation = 9,
+                                    .sequence = 50,
+                                    .generation = 1,
+                                    .phase = WIRE_PHASE_RUNNING,
+                                    .every = {2, 3}};
+    wire_session_on_directive(f.sessions[0], &d, f.now);
+    for (uint64_t step = 1; step <= 4; step++) {
+        fake_step(&f, step, 0);
+        /* 2 and 4 by the first root's interval, 3 by the second's; 4 finds two slots pinned. */
+        assert_int_equal(f.result[0] & BELAY_VOTE_SAVE, step > 1 ? BELAY_VOTE_SAVE : 0);
+        assert_int_equal(f.result[0] & BELAY_VOTE_BUSY, step > 3 ? BELAY_VOTE_BUSY : 0);
+    }
+    int slow = wire_session_slot_find(f.sessions[0], 2);
+    int fast = wire_session_slot_find(f.sessions[0], 3);
+    assert_true(slow >= 0 && fast >= 0);
+    d.sequence++;
+    d.unpin_through = 1;
+    d.saves_through = 4;
+    d.saves_kept[0] = 2;
+    wire_session_on_directive(f.sessions[0], &d, f.now);
+    struct wire_slot_info info;
+    wire_slot_read(&f.slots[0][slow], &info);
+    assert_int_equal(info.pinned, 1);
+    wire_slot_read(&f.slots[0][fast], &info);
+    assert_int_equal(info.pinned, 0);
+    fake_step(&f, 5, 0);
+    fake_step(&f, 6, 0); /* a slot is free again: pinned beside that of 2 */
+    assert_int_equal(f.result[0], BELAY_VOTE_SAVE);
+    wire_slot_read(&f.slots[0][slow], &info);
+    assert_int_equal(info.step, 2);
+    d.sequence++;
+    d.saves_kept[0] = 0;
+    wire_session_on_directive(f.sessions[0], &d, f.now);
+    wire_slot_read(&f.slots[0][slow], &info);
+    assert_int_equal(info.pinned, 0);
+    fake_close(&f);
+}
+
 static void test_generation_makes_calls_fail_and_parks(void **state)
 {
     struct fake f;
@@ -326,6 +377,7 @@ int main(void)
         cmocka_unit_test(test_vote_arrives_when_every_third_message_is_lost),
         cmocka_unit_test(test_vote_carries_flags_of_one_to_all),
         cmocka_unit_test(test_vote_waits_for_own_seal),
+        cmocka_unit_test(test_slot_of_a_slow_save_stays_while_later_ones_go),
         cmocka_unit_test(test_slot_of_a_save_stays_until_it_is_over),
         cmocka_unit_test(test_generation_makes_calls_fail_and_parks),
         cmocka_unit_test(test_failure_is_reported_and_parks_for_the_next),
