@@ -6,6 +6,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,13 +60,15 @@ static void flip(const char *root, const char *file, off_t at)
     close(fd);
 }
 
-/* Sends the questions of three ranks at once; the answers, by rank, and how many were healed. */
+/* Sends the questions of three ranks at once (the engine sleeps until all are there); the answers,
+ * by rank, and how many were healed. */
 static uint32_t load_all(uint32_t copies, struct wire_engine_loaded answers[RANKS])
 {
     struct fixture_arena arenas[RANKS];
     struct wire_engine_loaded answer;
     uint32_t healed = 0;
 
+    assert_int_equal(kill(fixture.pid, SIGSTOP), 0);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         struct wire_engine_load load = {.request = 100 + rank, .root = fixture_root("n0")};
 
@@ -82,6 +85,7 @@ static uint32_t load_all(uint32_t copies, struct wire_engine_loaded answers[RANK
         snprintf(load.copies[0].dir, sizeof(load.copies[0].dir), DIR);
         fixture_send(WIRE_TYPE_ENGINE_LOAD, &load, &arenas[rank].fd, 1);
     }
+    assert_int_equal(kill(fixture.pid, SIGCONT), 0);
     for (uint32_t i = 0; i < RANKS; i++) {
         fixture_expect(WIRE_TYPE_ENGINE_LOADED, &answer);
         assert_true(answer.request >= 100 && answer.request < 100 + RANKS);
