@@ -64,6 +64,35 @@ int ckpt_reshard_memory(uint64_t memory_max, uint64_t *ret_window, uint64_t *ret
 
 /* ---- Before the first byte ---- */
 
+/* Does part `held` of a checkpoint hold just what `list` plans? Ranges that go on one behind the
+ * other are one extent once they are written. */
+static bool part_is(const struct bl_extent_list *held, const struct bl_extent_list *list)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < list->extent_count; at++) {
+        struct bl_extent joined = list->extents[i];
+        const struct bl_tensor *tensor = &list->tensors[joined.tensor];
+        size_t box = tensor->dims * sizeof(joined.lo[0]);
+
+        for (i++; i < list->extent_count; i++) {
+            const struct bl_extent *next = &list->extents[i];
+
+            if (next->tensor != joined.tensor || next->flat_lo != joined.flat_hi ||
+                memcmp(next->lo, joined.lo, box) != 0 || memcmp(next->hi, joined.hi, box) != 0) {
+                break;
+            }
+            joined.flat_hi = next->flat_hi;
+        }
+        if (at >= held->extent_count ||
+            ckpt_extent_order(&held->extents[at], &held->tensors[held->extents[at].tensor], &joined,
+                              tensor) != 0) {
+            return false;
+        }
+    }
+    return at == held->extent_count;
+}
+
 /* Is a checkpoint of that step there? 1: the very one that is to be made; 0: none, or it may go. */
 static int look_at_final(struct run *run, struct bl_errmsg *msg)
 {
@@ -88,17 +117,8 @@ static int look_at_final(struct run *run, struct bl_errmsg *msg)
                     opened.manifest.part_count == run->plan->part_count;
 
         for (uint32_t p = 0; same && p < run->plan->part_count; p++) {
-            struct bl_extent_list *held = &opened.indexes[p].held;
-
             same = strcmp(opened.manifest.parts[p].name, run->plan->parts[p].name) == 0 &&
-                   held->extent_count == run->plan->parts[p].list.extent_count;
-            for (uint32_t i = 0; same && i < held->extent_count; i++) {
-                const struct bl_extent *a = &held->extents[i];
-                const struct bl_extent *b = &run->plan->parts[p].list.extents[i];
-
-                same = ckpt_extent_order(a, &held->tensors[a->tensor], b,
-                                         &run->plan->parts[p].list.tensors[b->tensor]) == 0;
-            }
+                   part_is(&opened.indexes[p].held, &run->plan->parts[p].list);
         }
         run->result->manifest_digest = opened.manifest_digest;
         ckpt_opened_close(&opened);
@@ -158,13 +178,7 @@ static bool part_is_done(struct run *run, uint32_t p)
         ckpt_part_index_load(run->io, run->dir, part->name, run->codec, NULL, &index, NULL) < 0) {
         return false;
     }
-    good = index.held.extent_count == part->list.extent_count;
-    for (uint32_t i = 0; good && i < part->list.extent_count; i++) {
-        const struct bl_extent *a = &index.held.extents[i], *b = &part->list.extents[i];
-
-        good = ckpt_extent_order(a, &index.held.tensors[a->tensor], b,
-                                 &part->list.tensors[b->tensor]) == 0;
-    }
+    good = part_is(&index.held, &part->list);
     good = good && ckpt_index_encode(&index, &data, &bytes, &digest, NULL) == 0 &&
            ckpt_part_read(&reader, NULL) == 0;
     free(data);
