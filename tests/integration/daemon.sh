@@ -30,7 +30,7 @@ daemon_killed() {
     it_verify
     # Every line of the reporting rank came through its shim, once.
     local lines
-    lines=$(cat "$CL_DIR"/run/logs/rank-0000.log* | grep -c '^step [0-9]* loss')
+    lines=$(cat "$CL_DIR"/run/logs/rank-0000.log* | grep -c '^step [0-9]*/100 loss')
     [ "$lines" = 100 ] || it_fail "the log of rank 0 has $lines lines of 100 steps"
 }
 case_killed() {

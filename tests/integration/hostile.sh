@@ -141,7 +141,7 @@ case_log() {
         it_fail "not four files of 64 MiB at most: $files"
     it_end 60
     it_recoveries 0 0
-    grep -qa "^step 500 loss" "$CL_DIR/run/logs/rank-0000.log" || it_fail "the trainer's last line is not in its log"
+    grep -qa "^step 500/500 loss" "$CL_DIR/run/logs/rank-0000.log" || it_fail "the trainer's last line is not in its log"
 }
 
 # The state directory is full: ranks go on, somebody is told; with room again a recovery works.
