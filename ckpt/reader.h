@@ -32,8 +32,9 @@ struct ckpt_place {
 };
 
 struct ckpt_reader_config {
-    /* Bytes for plans and buffers; 0: 256 MiB. What the checkpoint's own description takes (about
-     * 300 bytes an extent) comes on top. */
+    /* Bytes for plans and buffers; 0: 256 MiB. Buffers of transfers and codec (up to 64 MiB) are
+     * taken however small it is; what is left says how much is planned at once. What the
+     * checkpoint's own description takes (about 300 bytes an extent) comes on top. */
     uint64_t memory_max;
     /* NULL, or told after bytes of `chunk` of `file` (a path; the first bytes are of `tensor`) were
      * taken from `from_path` instead. A whole file counts as its chunk 0. In the caller's thread.
