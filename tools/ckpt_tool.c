@@ -126,7 +126,7 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
     struct ckpt_store *store = NULL;
     struct bl_errmsg why = {0};
     size_t bytes = strlen(path);
-    const char *name;
+    const char *name, *slash;
 
     while (bytes > 1 && path[bytes - 1] == '/') {
         bytes--;
@@ -136,14 +136,15 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
         return NULL;
     }
     snprintf(root, sizeof(root), "%.*s", (int)bytes, path);
-    name = strrchr(root, '/') == NULL ? root : strrchr(root, '/') + 1;
+    slash = strrchr(root, '/');
+    name = slash == NULL ? root : slash + 1;
     dir[0] = '\0';
     if (is_checkpoint(root, name)) {
         if (strlen(name) >= CKPT_DIR_MAX) {
             ckpt_tool_fail("%.80s...: no name of a checkpoint", name);
             return NULL;
         }
-        snprintf(dir, CKPT_DIR_MAX, "%s", name);
+        memcpy(dir, name, strlen(name) + 1);
         if (name == root) {
             snprintf(root, sizeof(root), ".");
         } else {
