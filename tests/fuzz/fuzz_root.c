@@ -215,11 +215,9 @@ static void write_out(const struct file *files, uint32_t count)
 {
     char path[300];
 
-    if (root[0] == '\0') {
-        snprintf(root, sizeof(root), "%s/belay-fuzz-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-        BL_ASSERT(mkdtemp(root) != NULL);
-    }
+    snprintf(root, sizeof(root), "%s/belay-fuzz-XXXXXX",
+             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    BL_ASSERT(mkdtemp(root) != NULL);
     for (uint32_t i = 0; i < count; i++) {
         int fd;
 
@@ -337,5 +335,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         free(files[i].data);
     }
     empty_below(root);
+    rmdir(root);
     return 0;
 }
