@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,8 +32,7 @@ int engine_names_add(struct engine_names *names, const char *name)
         return -ENOMEM;
     }
     names->names = grown;
-    memset(names->names[names->count], 0, BL_TENSOR_NAME_MAX);
-    strncpy(names->names[names->count++], name, BL_TENSOR_NAME_MAX - 1);
+    snprintf(names->names[names->count++], BL_TENSOR_NAME_MAX, "%s", name);
     return 0;
 }
 
