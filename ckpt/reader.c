@@ -45,6 +45,24 @@ static int copy_file(const struct ckpt_copy *copy, const char *file, char ret[CK
     return ckpt_path_join(ret, copy->place.store->path, copy->place.dir, file, NULL);
 }
 
+/* Has a copy the step that places[0] is named after, and its run? Without the manifest that is all
+ * that is known of it. */
+static int stand_in_check(const struct ckpt_place *places, const struct ckpt_copy *copy,
+                          struct bl_errmsg *msg)
+{
+    const struct ckpt_manifest *manifest = &copy->opened.manifest;
+    const char *run = places[0].store->run;
+    struct ckpt_attempt wanted = {0};
+
+    if ((!ckpt_dir_parse(places[0].dir, &wanted.step, &wanted.generation) &&
+         !ckpt_attempt_parse(places[0].dir, &wanted)) ||
+        manifest->step != wanted.step || (run[0] != '\0' && strcmp(manifest->run, run) != 0)) {
+        return bl_err(msg, BL_EFOREIGN, "%s/%s: no copy of %s", copy->place.store->path,
+                      copy->place.dir, places[0].dir);
+    }
+    return 0;
+}
+
 /* Opens the first place that has a good manifest. */
 static int reader_open_first(struct ckpt_reader *reader, const struct ckpt_place *places,
                              struct bl_errmsg *msg)
@@ -57,6 +75,7 @@ static int reader_open_first(struct ckpt_reader *reader, const struct ckpt_place
         struct bl_errmsg why = {0};
         int tried = ckpt_copy_open(copy, &places[c], reader->count > 1, NULL, &why);
 
+        tried = tried < 0 || c == 0 ? tried : stand_in_check(places, copy, &why);
         if (tried == 0) {
             reader->first = c;
             for (uint32_t b = 0; b < c; b++) {

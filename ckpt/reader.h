@@ -48,8 +48,9 @@ struct ckpt_reader_config {
 struct ckpt_reader;
 
 /* Reads the manifest and the parts' indexes of places[0]. Places after the first are looked at only
- * when something has to be healed; one of another run, step or state digest is no copy. `config`
- * may be NULL. *ret is owned: ckpt_reader_close. Errors as of ckpt_load. */
+ * when something has to be healed; one of another run, step or state digest is no copy. (Without a
+ * good manifest in places[0]: of another run than its root's, or of another step than its name's.)
+ * `config` may be NULL. *ret is owned: ckpt_reader_close. Errors as of ckpt_load. */
 BL_MUST_CHECK int ckpt_reader_open(struct ckpt_reader **ret, const struct ckpt_place *places,
                                    uint32_t place_count, const struct ckpt_reader_config *config,
                                    struct bl_errmsg *msg);

@@ -100,13 +100,18 @@ static bool names_all_files(struct repair *repair, const struct ckpt_manifest *t
     return all;
 }
 
-/* Does the copy's manifest name the parts that are here, and of each the index that is here where
- * that can be read at all? Else the copy is cut another way, and its manifest is of no use here. */
+/* Is the copy's manifest of this directory's step, and does it name the parts that are here, and of
+ * each the index that is here where that can be read at all? Else the copy is another state, or cut
+ * another way, and its manifest is of no use here. */
 static bool manifest_fits(struct repair *repair, const struct ckpt_manifest *theirs)
 {
+    const char *run = repair->job->store->run;
     enum ckpt_codec codec = CKPT_CODEC_NONE;
+    uint64_t step = 0, generation = 0;
 
-    if (ckpt_codec_parse(theirs->codec, &codec, NULL) < 0 ||
+    if (!ckpt_dir_parse(repair->job->dir, &step, &generation) || theirs->step != step ||
+        theirs->generation != generation || (run[0] != '\0' && strcmp(theirs->run, run) != 0) ||
+        ckpt_codec_parse(theirs->codec, &codec, NULL) < 0 ||
         !names_all_files(repair, theirs, codec)) {
         return false;
     }

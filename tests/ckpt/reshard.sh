@@ -127,6 +127,13 @@ flip "$dir/part-n0.safetensors" 300000
 out=$("$tool" repair "$work/r" --from "$work/c" 2>&1) && complain "repair from nothing: exit 0"
 grep -q 'not repaired: .*there is no other copy' <<<"$out" || complain "repair from nothing: $out"
 "$tool" repair "$work/r" --from "$b" >/dev/null || complain "repair in the end: exit $?"
+# Where nothing is left that could contradict: no manifest of another step.
+cp -r "$a" "$work/s"
+rm "$work"/s/step*/manifest.json "$work"/s/step*/*.index "$work"/s/step*/part-n1.safetensors
+out=$("$tool" repair "$work/s" --from "$work/c/step-000000000009.g1" 2>&1) &&
+    complain "repair from another step: exit 0"
+grep -q 'no other copy has a manifest that fits' <<<"$out" || complain "repair from another step: $out"
+[ ! -e "$work/s/step-000000000007.g1/manifest.json" ] || complain "repair put another step's manifest"
 
 # Of a damaged source what is bad is taken from another copy.
 flip "$dir/part-n0.safetensors" 300000

@@ -423,6 +423,19 @@ static void test_load_takes_nothing_from_a_copy_of_another_state(void **state)
     assert_int_equal(load_from(copy_012, 3, &told, NULL), 0); /* the third has it */
 }
 
+/* Without its manifest nothing is known of the first place but its name and its root's run. */
+static void test_load_takes_no_other_step_for_a_lost_manifest(void **state)
+{
+    const struct ckpt_place places[] = {{stores[0], DIR}, {stores[1], "step-000000000006.g1"}};
+    struct ckpt_reader *reader = NULL;
+
+    (void)state;
+    sample_codec = "none";
+    assert_int_equal(sample_save(stores[1], SAMPLE_COLS, 6, STEP + 1, 1, 1, NULL), 0);
+    flip(0, "manifest.json", 100);
+    assert_int_equal(ckpt_reader_open(&reader, places, 2, NULL, NULL), BL_EDIGEST);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_none, teardown)
@@ -447,6 +460,7 @@ int main(void)
         TEST(test_load_heals_any_read_that_fails),
         ZSTD_TEST(test_load_heals_any_read_that_fails),
         TEST(test_load_takes_nothing_from_a_copy_of_another_state),
+        TEST(test_load_takes_no_other_step_for_a_lost_manifest),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
