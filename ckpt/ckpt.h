@@ -124,11 +124,11 @@ BL_MUST_CHECK int ckpt_save_part(struct ckpt_store *store, const struct ckpt_att
                                  struct bl_errmsg *msg);
 
 struct ckpt_commit_result {
-    char dir[CKPT_DIR_MAX]; /* name in the root */
-    uint64_t manifest_digest;
-    bool already;      /* the step was there, complete, before: nothing changed */
-    bool hint_written; /* `latest` could be updated */
-    bool reserve_used; /* the disk was full; the reserve made it possible */
+    char dir[CKPT_DIR_MAX];   /* name in the root */
+    uint64_t manifest_digest; /* of the one that stands: of two commits at once, one's */
+    bool already;             /* the step was there, complete, before: nothing changed */
+    bool hint_written;        /* `latest` could be updated */
+    bool reserve_used;        /* the disk was full; the reserve made it possible */
 };
 
 /* Commits: reads every part's index (its size and digest must be what `manifest->parts` says, and
@@ -166,6 +166,7 @@ struct ckpt_entry {
     struct bl_state_digest digest;
     uint64_t manifest_digest, function_id;
     uint64_t verified_unix_s; /* when it was last read back whole and found right; 0: never */
+    bool unread; /* of BROKEN: the disk failed, or the host; nothing is known of the checkpoint */
     char why[CKPT_WHY_MAX];
 };
 
@@ -252,7 +253,7 @@ void ckpt_verified_clear(struct ckpt_store *store, const char *dir);
 /* Keeps the `keep` newest good checkpoints that `cuts` admit, at least two; older good ones go to
  * .trash (their files are recycled by later saves). Takes the caller's word that those which stay
  * were read back; ckpt/retain.h has all the rules, and looks for that itself. Broken ones are left
- * for a person, but for those older than every kept one. */
+ * for a person, but for those older than every kept one that were read and found broken. */
 BL_MUST_CHECK int ckpt_retain(struct ckpt_store *store, uint32_t keep, const struct ckpt_cut *cuts,
                               uint32_t cut_count, struct ckpt_retain_result *ret,
                               struct bl_errmsg *msg);

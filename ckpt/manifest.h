@@ -44,7 +44,7 @@ struct ckpt_part {
     char node[CKPT_NODE_MAX];      /* who wrote it */
     uint64_t bytes;                /* of the part's file, as stored */
     uint64_t raw_bytes;            /* the same without a codec */
-    uint64_t index_digest;         /* XXH3 of the whole index file */
+    uint64_t index_digest;         /* XXH3 of the whole index */
     struct bl_extent_list held;    /* owned; offsets are 0 until the index is read */
 };
 

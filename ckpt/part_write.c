@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "ckpt/part.h"
@@ -58,7 +59,20 @@ static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
     return done;
 }
 
-/* Opens the part's file, anew or recycled, and allocates its space before anything counts on it. */
+/* Somebody keeps the retired file under another name (cp -al is a cheap way to keep a checkpoint):
+ * it must not be written over. Then it only goes from here. */
+static bool recycled_is_shared(struct ckpt_io *io, const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st) == 0 && st.st_nlink == 1) {
+        return false;
+    }
+    BL_IGNORE(io->ops->unlink(io, path), "else it cannot be created anew, which tells");
+    return true;
+}
+
+/* Opens the part's file, anew or recycled. */
 static int part_open(struct ckpt_part_writer *writer, const char *trash,
                      struct ckpt_part_result *ret, struct bl_errmsg *msg)
 {
@@ -70,7 +84,7 @@ static int part_open(struct ckpt_part_writer *writer, const char *trash,
     if (io->ops->size(io, writer->path, &size) != -ENOENT) {
         return bl_err_code(msg, -EEXIST, "create %s", writer->path);
     }
-    ret->recycled = recycle(io, trash, writer->path);
+    ret->recycled = recycle(io, trash, writer->path) && !recycled_is_shared(io, writer->path);
     flags = O_WRONLY | (ret->recycled ? 0 : O_CREAT | O_EXCL);
     writer->fd = io->ops->open(io, writer->path, flags | (direct ? O_DIRECT : 0), 0644);
     if (writer->fd == -EINVAL && direct) { /* refused, but a new file may be there by now */
@@ -156,7 +170,6 @@ static int index_write(struct ckpt_part_writer *writer, const char *path,
     return rc;
 }
 
-/* All that is known before the first byte is written. */
 /* Pieces stand in file order without gaps. */
 static void pieces_place(struct ckpt_pieces *pieces, uint64_t from, uint64_t end)
 {
@@ -167,6 +180,7 @@ static void pieces_place(struct ckpt_pieces *pieces, uint64_t from, uint64_t end
     BL_ASSERT(from == end);
 }
 
+/* All that is known before the first byte is written. */
 static int part_prepare(struct ckpt_part_writer *writer, struct bl_errmsg *msg)
 {
     const struct ckpt_part_job *job = writer->job;

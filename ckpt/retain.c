@@ -144,7 +144,10 @@ static void hold_other(struct retainer *r, uint32_t i, uint32_t rank)
         }
         break;
     case CKPT_BROKEN:
-        if (rank < r->number) {
+        if (r->entries[i].unread) {
+            hold(r, i, HELD_ALWAYS);
+            reason(r, i, "cannot be read now");
+        } else if (rank < r->number) {
             hold(r, i, HELD_ALWAYS);
             reason(r, i, "broken, left for a person to look at");
         } else {

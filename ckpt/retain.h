@@ -48,9 +48,9 @@ bool ckpt_keep_is_on(const struct ckpt_keep *keep);
 
 /* Decides for each of `count` entries, in the order of a scan (newest first), into ret[count]. An
  * entry with verified_unix_s > 0 counts as verified. Broken ones go with the good ones around them:
- * they are removed when they are older than the `keep` newest; good ones that `cuts` do not admit
- * when a newer good one is there; entries of other runs and attempts are never touched. Pure, any
- * thread, O(n log n). -ENOMEM. */
+ * they are removed when they are older than the `keep` newest, unless they could only not be read;
+ * good ones that `cuts` do not admit when a newer good one is there; entries of other runs and
+ * attempts are never touched. Pure, any thread, O(n log n). -ENOMEM. */
 BL_MUST_CHECK int ckpt_retain_decide(struct ckpt_decision *ret, const struct ckpt_entry *entries,
                                      uint32_t count, const struct ckpt_keep *keep,
                                      const struct ckpt_cut *cuts, uint32_t cut_count,

@@ -50,7 +50,7 @@ uint64_t ckpt_nonce(void);
 /* A checkpoint or attempt read whole but for the parts' bytes. */
 struct ckpt_opened {
     enum ckpt_codec codec;         /* of its parts */
-    struct ckpt_manifest manifest; /* parts[].held are the indexes' lists' contents: see decode */
+    struct ckpt_manifest manifest; /* parts[].held are its own, with offsets of 0: see indexes */
     uint64_t manifest_digest;
     struct ckpt_index *indexes; /* owned; one per part */
     char *text;                 /* owned: the manifest's */

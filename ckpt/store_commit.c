@@ -310,6 +310,23 @@ static void strays_remove(struct ckpt_store *store, const char *dir)
     ckpt_names_close(&names);
 }
 
+/* Another engine at the same commit may have replaced our manifest by its own before the rename:
+ * the digest of the one that stands. Where it cannot be read, *io_digest stays what it is. */
+static void standing_digest(struct ckpt_store *store, const char *dir, uint64_t *io_digest)
+{
+    char path[CKPT_PATH_MAX];
+    uint64_t digest = 0;
+    char *text = NULL;
+    size_t bytes = 0;
+
+    if (ckpt_path_join(path, store->path, dir, CKPT_MANIFEST_FILE, NULL) == 0 &&
+        ckpt_io_read_file(store->io, path, CKPT_MANIFEST_BYTES_MAX, &text, &bytes, NULL) == 0 &&
+        ckpt_manifest_digest(text, bytes, &digest, NULL) == 0) {
+        *io_digest = digest;
+    }
+    free(text);
+}
+
 static int commit_new(struct ckpt_store *store, const char *attempt_dir, const char *path,
                       struct ckpt_manifest *manifest, struct ckpt_commit_result *result,
                       struct bl_errmsg *msg)
@@ -376,6 +393,7 @@ int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,
     if (rc < 0) {
         return bl_err_in(msg, rc, "step %llu", (unsigned long long)attempt->step);
     }
+    standing_digest(store, result.dir, &result.manifest_digest);
     strays_remove(store, result.dir);
     result.hint_written = hint_write(store, result.dir);
     *ret = result;

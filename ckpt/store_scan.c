@@ -209,6 +209,12 @@ static bool is_gone(struct ckpt_store *store, const char *name)
     return rc == -ENOENT;
 }
 
+/* Does the error tell of the disk or the host, and not of what is there? */
+static bool is_no_finding(int rc)
+{
+    return rc > BL_EGEN && rc != -ENOENT && rc != -ENOTDIR && rc != -EISDIR && rc != -EINVAL;
+}
+
 /* 1: an entry, 0: something else, or the same as another; -ESTALE: renamed or retired meanwhile. */
 static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_entry *entry,
                       struct bl_errmsg *msg)
@@ -238,6 +244,7 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
     }
     if (rc < 0) {
         entry->state = rc == BL_EFOREIGN ? CKPT_FOREIGN : committed ? CKPT_BROKEN : CKPT_LEFTOVER;
+        entry->unread = is_no_finding(rc);
         snprintf(entry->why, sizeof(entry->why), "%.*s", CKPT_WHY_MAX - 1, why.text);
         return 1;
     }
