@@ -145,6 +145,7 @@ static void leader_scan_step(struct core_leader *l)
     if (l->scan_wanted && !l->scan_pending && l->now_ms >= l->scan_retry_ms) {
         l->scan_wanted = 0;
         l->scan_pending = 1;
+        l->scan_from = l->checkpoint_count;
         ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_SCAN;
     }
 }
@@ -172,7 +173,14 @@ static void leader_start_step(struct core_leader *l)
         return;
     }
     struct leader_pick none = {0};
-    if (!l->scan_done || leader_scan_lacks(l, &none) >= 0) {
+    int lacks = l->scan_done ? leader_scan_lacks(l, &none) : -1;
+    if (lacks >= 0) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
+                        l->roots[lacks].path);
+        leader_scan_want(l);
+        return;
+    }
+    if (!l->scan_done) {
         leader_wait_set(l, CORE_WAIT_SCAN, "the first scan of the roots");
         leader_scan_want(l);
         return;

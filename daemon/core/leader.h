@@ -248,6 +248,7 @@ struct core_status_root {
     uint64_t
         verify_failed_step; /* newest found damaged, or that could not be read; UINT64_MAX none */
     uint64_t committed, failed, skipped;          /* saves, since this leader began */
+    uint32_t failing;                             /* saves in a row that failed */
     uint64_t last_ms, last_bytes, last_raw_bytes; /* of the newest commit; 0 none yet */
     uint64_t stall_ms;  /* training time that one save costs, as measured */
     uint32_t inflation; /* step time while saves are written / without, in 1/1000; 0 unknown */

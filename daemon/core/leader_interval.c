@@ -43,6 +43,10 @@ void leader_interval_steps(struct core_leader *l, uint64_t steps, uint64_t ms)
 
 void leader_interval_failure(struct core_leader *l)
 {
+    if (l->is_beginning || l->disk_failures_generation == l->opened_generation) {
+        return; /* nothing failed, or it is counted */
+    }
+    l->disk_failures_generation = l->opened_generation;
     l->disk_failures++;
 }
 

@@ -23,9 +23,10 @@
 /* What failed twice before it ran may fail for ever: from then on a pause goes before each plan, so
  * that a person can read along and the disk is not filled with events. It doubles up to a length
  * that is still short beside a repair. */
-#define OPEN_PAUSE_AFTER  2
-#define OPEN_PAUSE_MS     100u
-#define OPEN_PAUSE_MS_MAX 5000u
+#define OPEN_PAUSE_AFTER    2
+#define OPEN_PAUSE_MS       100u
+#define OPEN_PAUSE_MS_MAX   5000u
+#define OPEN_STATE_RETRY_MS 5000u /* the roots are looked at again */
 
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
 {
@@ -375,6 +376,30 @@ static int open_pauses(struct core_leader *l)
     return 1;
 }
 
+/* Was there a checkpoint, and is now nothing at all? A root that is not mounted looks so. To begin
+ * anew would end the line of what it holds: never by itself. */
+static int open_lacks_state(struct core_leader *l, const struct leader_pick *pick)
+{
+    if (pick->found || l->record.committed_step == UINT64_MAX) {
+        return 0;
+    }
+    leader_wait_set(l, CORE_WAIT_STATE,
+                    "a checkpoint: that of step %llu was committed and no root has any; mount or "
+                    "mend the roots (another name begins anew)",
+                    (unsigned long long)l->record.committed_step);
+    if (!l->scan_wanted && !l->scan_pending) {
+        l->scan_wanted = 1;
+        l->scan_retry_ms = l->now_ms + OPEN_STATE_RETRY_MS;
+    }
+    /* Nothing else is left: what could not be loaded is tried again, ever more rarely. */
+    if (l->now_ms - l->phase_ms >= (uint64_t)OPEN_STATE_RETRY_MS
+                                       << (l->failed_plans < 6 ? l->failed_plans : 6)) {
+        l->bad_dir_count = 0;
+        leader_stir(l);
+    }
+    return 1;
+}
+
 /* Chooses the step and sends the plan. */
 static void open_plan(struct core_leader *l, uint64_t function_id)
 {
@@ -412,7 +437,9 @@ static void open_plan(struct core_leader *l, uint64_t function_id)
             return;
         }
     }
-    leader_plan_send(l, &pick, !pick.found);
+    if (!open_lacks_state(l, &pick)) {
+        leader_plan_send(l, &pick, !pick.found);
+    }
     leader_pick_close(&pick);
 }
 

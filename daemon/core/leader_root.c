@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A commit without an answer is nothing that anybody waits for, and a scan reads all roots. */
+#define ROOT_SETTLE_RETRY_MS 10000u
+
 static struct wire_record_root root_fresh(uint64_t path)
 {
     return (struct wire_record_root){.path = path, .committed_step = UINT64_MAX};
@@ -99,6 +102,10 @@ void leader_record_newest(struct wire_record *record)
     }
     record->committing_attempt = busy ? busy->committing_attempt : 0;
     record->committing_step = busy ? busy->committing_step : 0;
+    if (!newest && record->committed_step != UINT64_MAX &&
+        leader_copy_is_admissible(record, record->committed_generation, record->committed_step)) {
+        return; /* on a root that the job does not name any more: it stands all the same */
+    }
     record->committed_step = newest ? newest->committed_step : UINT64_MAX;
     record->committed_generation = newest ? newest->committed_generation : 0;
     record->committed_digest = newest ? newest->committed_digest : 0;
@@ -115,7 +122,7 @@ void leader_scan_want(struct core_leader *l)
     l->scan_wanted |= !l->scan_pending;
 }
 
-static int roots_any_unscanned(const struct core_leader *l)
+int leader_roots_unscanned(const struct core_leader *l)
 {
     for (uint32_t i = 0; i < l->config.root_count; i++) {
         if (l->roots[i].scan_failed) {
@@ -123,6 +130,81 @@ static int roots_any_unscanned(const struct core_leader *l)
         }
     }
     return 0;
+}
+
+int leader_roots_answer(const struct core_leader *l)
+{
+    for (uint32_t i = 0; i < l->config.root_count; i++) {
+        if (!l->roots[i].stuck) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int checkpoint_order(const void *a_, const void *b_)
+{
+    const struct core_checkpoint *a = a_, *b = b_;
+
+    if (a->step != b->step) {
+        return a->step > b->step ? -1 : 1;
+    }
+    if (a->root != b->root) {
+        return a->root < b->root ? -1 : 1;
+    }
+    return a->generation > b->generation ? -1 : a->generation < b->generation;
+}
+
+/* What a scan found; of too many the newest that still stand, on whichever root. */
+static void checkpoints_take(struct core_leader *l, const struct core_checkpoint *found,
+                             uint32_t count)
+{
+    uint32_t kept = 0;
+
+    l->checkpoints = core_alloc(count, sizeof(*l->checkpoints));
+    for (uint32_t i = 0; i < count; i++) {
+        if (count <= LEADER_CHECKPOINTS ||
+            leader_copy_is_admissible(&l->record, found[i].generation, found[i].step)) {
+            l->checkpoints[kept++] = found[i];
+        }
+    }
+    if (kept > LEADER_CHECKPOINTS) {
+        qsort(l->checkpoints, kept, sizeof(*l->checkpoints), checkpoint_order);
+        kept = LEADER_CHECKPOINTS;
+    }
+    l->checkpoint_count = kept;
+}
+
+static void checkpoint_drop_oldest(struct core_leader *l)
+{
+    uint32_t oldest = 0;
+
+    for (uint32_t i = 1; i < l->checkpoint_count; i++) {
+        oldest = l->checkpoints[i].step < l->checkpoints[oldest].step ? i : oldest;
+    }
+    l->checkpoint_count--;
+    memmove(&l->checkpoints[oldest], &l->checkpoints[oldest + 1],
+            (l->checkpoint_count - oldest) * sizeof(*l->checkpoints));
+    l->scan_from -= oldest < l->scan_from;
+}
+
+void leader_checkpoint_add(struct core_leader *l, const struct core_checkpoint *c)
+{
+    for (uint32_t i = 0; i < l->checkpoint_count; i++) {
+        if (l->checkpoints[i].root == c->root && strcmp(l->checkpoints[i].dir, c->dir) == 0) {
+            return;
+        }
+    }
+    if (l->checkpoint_count == LEADER_CHECKPOINTS) {
+        checkpoint_drop_oldest(l);
+    }
+    struct core_checkpoint *grown = core_alloc(l->checkpoint_count + 1, sizeof(*grown));
+    if (l->checkpoint_count) {
+        memcpy(grown, l->checkpoints, l->checkpoint_count * sizeof(*grown));
+    }
+    grown[l->checkpoint_count++] = *c;
+    free(l->checkpoints);
+    l->checkpoints = grown;
 }
 
 void core_leader_on_scan_done(struct core_leader *l, int rc, uint32_t failed,
@@ -144,15 +226,17 @@ void core_leader_on_scan_done(struct core_leader *l, int rc, uint32_t failed,
         }
         root->scan_failed = is_failed;
     }
-    count = count < LEADER_CHECKPOINTS ? count : LEADER_CHECKPOINTS;
-    free(l->checkpoints);
-    l->checkpoints = core_alloc(count, sizeof(*l->checkpoints));
-    if (count) {
-        memcpy(l->checkpoints, found, count * sizeof(*found));
+    struct core_checkpoint *before = l->checkpoints;
+    uint32_t before_count = l->checkpoint_count;
+    checkpoints_take(l, found, count);
+    for (uint32_t i = l->scan_from; i < before_count; i++) {
+        leader_checkpoint_add(l, &before[i]); /* its root may have been read before its commit */
     }
-    l->checkpoint_count = count;
-    l->scan_done = 1;
-    l->scan_retry_ms = now_ms + (roots_any_unscanned(l) ? LEADER_STORE_RETRY_MS : 0);
+    free(before);
+    l->scan_done = !l->scan_again;
+    l->scan_again = 0;
+    l->scan_retry_ms = now_ms + (leader_roots_unscanned(l) ? LEADER_STORE_RETRY_MS : 0);
+    l->settle_ms = now_ms + (leader_roots_unscanned(l) ? ROOT_SETTLE_RETRY_MS : 0);
     leader_stir(l);
 }
 
@@ -213,12 +297,18 @@ static int root_has_commit(struct core_leader *l, uint32_t root)
 void leader_roots_settle(struct core_leader *l)
 {
     for (uint32_t i = 0; i < l->config.root_count; i++) {
-        if (!l->record.roots[i].committing_attempt || root_has_commit(l, i) ||
+        if (!l->record.roots[i].committing_attempt || root_has_commit(l, i) || l->roots[i].stuck ||
             !leader_change_is_free(l)) {
             continue;
         }
-        if (!l->scan_done || l->roots[i].scan_failed) {
+        if (!l->scan_done) {
             leader_scan_want(l);
+            continue;
+        }
+        if (l->roots[i].scan_failed) {
+            if (l->now_ms >= l->settle_ms) {
+                leader_scan_want(l);
+            }
             continue;
         }
         root_settle(l, i);
@@ -251,6 +341,17 @@ int leader_is_bad(const struct core_leader *l, uint32_t root, const char *dir)
     return 0;
 }
 
+/* It was mended, or what was read was wrong. */
+static void bad_remove(struct core_leader *l, uint32_t root, const char *dir)
+{
+    for (uint32_t i = 0; i < l->bad_dir_count; i++) {
+        if (l->bad_dirs[i].root == root && strcmp(l->bad_dirs[i].dir, dir) == 0) {
+            l->bad_dirs[i] = l->bad_dirs[--l->bad_dir_count];
+            return;
+        }
+    }
+}
+
 void core_leader_on_verified(struct core_leader *l, uint32_t root, uint64_t step, const char *dir,
                              int rc, const char *text, uint64_t elapsed_ms, uint64_t now_ms)
 {
@@ -271,6 +372,10 @@ void core_leader_on_verified(struct core_leader *l, uint32_t root, uint64_t step
         if (r->verified_step == UINT64_MAX || step > r->verified_step ||
             step == l->record.roots[root].committed_step) {
             r->verified_step = step; /* older ones may be read back later */
+        }
+        if (r->verify_failed_step == step) {
+            r->verify_failed_step = UINT64_MAX;
+            bad_remove(l, root, dir);
         }
         snprintf(e->text, sizeof(e->text), "%.120s/%.120s", r->path, dir);
         return;
@@ -302,6 +407,7 @@ static int is_replicated(const struct core_leader *l, uint32_t root)
 {
     for (uint32_t i = 0; i < l->config.root_count; i++) {
         if (i != root && leader_root_next(l, i) &&
+            l->roots[i].verify_failed_step != l->record.roots[i].committed_step &&
             leader_root_next(l, i) == leader_root_next(l, root)) {
             return 1;
         }
@@ -313,18 +419,23 @@ static void root_status(const struct core_leader *l, uint32_t index, struct core
 {
     const struct leader_root *root = &l->roots[index];
     const struct wire_record_root *r = &l->record.roots[index];
+    uint64_t next = leader_root_next(l, index); /* one of a line that ended is none */
 
     snprintf(ret->path, sizeof(ret->path), "%s", root->path);
     ret->every = root->interval;
     ret->is_auto = root->every == CORE_EVERY_AUTO;
     ret->stuck = root->stuck;
-    ret->committed_step = r->committed_step;
-    memcpy(ret->dir, r->committed_dir, sizeof(ret->dir));
+    ret->committed_step = next ? next - 1 : UINT64_MAX;
+    memset(ret->dir, 0, sizeof(ret->dir));
+    if (next) {
+        memcpy(ret->dir, r->committed_dir, sizeof(ret->dir));
+    }
     ret->replicated = (uint32_t)is_replicated(l, index);
     ret->verified_step = root->verified_step;
     ret->verify_failed_step = root->verify_failed_step;
     ret->committed = root->committed;
     ret->failed = root->failed;
+    ret->failing = root->failing;
     ret->skipped = root->skipped;
     ret->last_ms = root->last_ms;
     ret->last_bytes = root->last_bytes;

@@ -244,7 +244,9 @@ static uint32_t run_spares(const struct core_leader *l)
 static void run_requests(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
-    uint32_t flags = (l->stop_asked ? BELAY_VOTE_STOP : 0) | (l->save_asked ? BELAY_VOTE_SAVE : 0);
+    uint32_t flags = l->stop_asked ? BELAY_VOTE_STOP : 0;
+
+    flags |= l->save_asked && leader_roots_answer(l) ? BELAY_VOTE_SAVE : 0;
     /* Before they are counted: a node with other arithmetic costs the run no generation. */
     leader_refuse(l, l->record.function_id, l->record.probe);
     if (plan->world < leader_wanted(l) && l->first_sealed && run_spares(l) > 0) {
@@ -341,8 +343,24 @@ void leader_end_send(struct core_leader *l, enum wire_verdict verdict, const cha
     leader_change_send(l);
 }
 
-/* The last step waits for its save. If memory that it needs is gone, it has to be done again. */
-static void run_end_check(struct core_leader *l)
+/* The run ends well; which root does not have the last step is said. */
+static void run_end_well(struct core_leader *l, int is_final)
+{
+    const char *how = is_final ? "all steps are done" : "stopped by request";
+    int lacks = leader_last_lacks(l);
+    char text[WIRE_TEXT_MAX];
+
+    snprintf(text, sizeof(text), "%s", how);
+    if (lacks >= 0) {
+        snprintf(text, sizeof(text), "%s; root %.150s does not have step %llu", how,
+                 l->roots[lacks].path, (unsigned long long)l->end_step);
+    }
+    leader_end_send(l, is_final ? WIRE_VERDICT_FINISHED : WIRE_VERDICT_STOPPED, text);
+}
+
+/* The last step waits for its save. If memory that it needs is gone, it has to be done again,
+ * unless one root has it. */
+static void run_end_check(struct core_leader *l, int is_final)
 {
     struct leader_set set;
     int is_whole = leader_set_find(l, l->end_step, 0, &set);
@@ -350,7 +368,11 @@ static void run_end_check(struct core_leader *l)
     leader_set_close(&set);
     if (is_whole || l->save_count > 0) {
         l->end_ms = l->now_ms;
-    } else if (l->now_ms - l->end_ms >= l->config.deadlines.restart) {
+    } else if (l->now_ms - l->end_ms < l->config.deadlines.restart) {
+        return;
+    } else if (l->record.committed_step == l->end_step) {
+        run_end_well(l, is_final);
+    } else {
         l->ended = 0;
         leader_cause(l, l->now_ms - l->end_ms, "the last step's state is gone before it was saved");
         leader_open_send(l);
@@ -361,18 +383,16 @@ static void run_end(struct core_leader *l)
 {
     int is_final = (l->stop_flags & BELAY_VOTE_FINAL) != 0 ||
                    (l->config.steps && l->end_step >= l->config.steps);
-    const char *text = is_final ? "all steps are done" : "stopped by request";
-
     enum leader_last last = leader_saves_last(l);
 
     if (last == LEADER_LAST_DONE) {
-        leader_end_send(l, is_final ? WIRE_VERDICT_FINISHED : WIRE_VERDICT_STOPPED, text);
+        run_end_well(l, is_final);
     } else if (last == LEADER_LAST_FAILED) {
         leader_end_send(l, WIRE_VERDICT_SAVE_FAILED, "the last save failed");
     } else {
         leader_wait_set(l, CORE_WAIT_SAVE, "the last save, of step %llu",
                         (unsigned long long)l->end_step);
-        run_end_check(l);
+        run_end_check(l, is_final);
     }
 }
 

@@ -110,9 +110,11 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
 
     if (s->stage == LEADER_SAVE_COMMITTING) {
         l->scan_done = 0; /* it may be there all the same: leader_roots_settle looks */
+        l->scan_again = l->scan_pending;
     }
     l->saves_failed++;
     root->failed++;
+    root->failing++;
     struct core_event *e = leader_event(l, CORE_EVENT_SAVE_FAILED);
     e->step = s->save.step;
     if (l->config.root_count > 1) {
@@ -128,30 +130,19 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
 /* The new checkpoint, as a scan would find it. */
 static void save_found(struct core_leader *l, const struct leader_save *s)
 {
-    if (l->checkpoint_count == LEADER_CHECKPOINTS) {
-        memmove(l->checkpoints, l->checkpoints + 1,
-                (LEADER_CHECKPOINTS - 1) * sizeof(*l->checkpoints));
-        l->checkpoint_count--;
-    }
-    struct core_checkpoint *grown = core_alloc(l->checkpoint_count + 1, sizeof(*grown));
-    if (l->checkpoint_count) {
-        memcpy(grown, l->checkpoints, l->checkpoint_count * sizeof(*grown));
-    }
-    free(l->checkpoints);
-    l->checkpoints = grown;
-    struct core_checkpoint *c = &grown[l->checkpoint_count++];
-    *c = (struct core_checkpoint){.root = s->save.root,
-                                  .complete = 1,
-                                  .step = s->save.step,
-                                  .generation = s->save.generation,
-                                  .line = s->save.line,
-                                  .function_id = l->record.function_id,
-                                  .attempt = s->save.attempt,
-                                  .manifest_digest = s->manifest_digest,
-                                  .digest_known = 1,
-                                  .digest = s->digest,
-                                  .state_elems = l->record.state_elems};
-    memcpy(c->dir, s->save.dir, sizeof(c->dir));
+    struct core_checkpoint c = {.root = s->save.root,
+                                .complete = 1,
+                                .step = s->save.step,
+                                .generation = s->save.generation,
+                                .line = s->save.line,
+                                .function_id = l->record.function_id,
+                                .attempt = s->save.attempt,
+                                .manifest_digest = s->manifest_digest,
+                                .digest_known = 1,
+                                .digest = s->digest,
+                                .state_elems = l->record.state_elems};
+    memcpy(c.dir, s->save.dir, sizeof(c.dir));
+    leader_checkpoint_add(l, &c);
 }
 
 static void save_committed(struct core_leader *l, struct leader_save *s)
@@ -169,6 +160,7 @@ static void save_committed(struct core_leader *l, struct leader_save *s)
     }
     l->saves_committed++;
     root->committed++;
+    root->failing = 0;
     root->last_ms = l->now_ms - s->started_ms;
     root->save_ms = root->save_ms ? (3 * root->save_ms + root->last_ms) / 4 : root->last_ms;
     root->last_raw_bytes = s->raw_bytes;
@@ -369,8 +361,23 @@ static void saves_sweep(struct core_leader *l)
     }
 }
 
+/* Was a node given up that has not written its part? Ranks go on without it, and so do saves. */
+static int save_lacks_node(const struct core_leader *l, const struct leader_save *s)
+{
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        if (!s->parts[i].written && l->nodes[s->parts[i].node].lost) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 static void save_step(struct core_leader *l, struct leader_save *s)
 {
+    if (s->stage == LEADER_SAVE_WRITING && save_lacks_node(l, s)) {
+        save_failed(l, s, "a node was lost while it wrote its part");
+        return;
+    }
     if (s->stage == LEADER_SAVE_WRITING) {
         uint32_t written = 0;
         for (uint32_t i = 0; i < s->part_count; i++) {

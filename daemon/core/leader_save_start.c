@@ -297,6 +297,24 @@ void leader_last_begin(struct core_leader *l)
     l->last_ms = l->now_ms;
 }
 
+/* Does it not answer, or fail whoever looks how a commit there ended? */
+static int root_is_away(const struct core_leader *l, uint32_t root)
+{
+    const struct leader_root *r = &l->roots[root];
+    return r->stuck || (r->scan_failed && l->record.roots[root].committing_attempt &&
+                        !leader_save_of((struct core_leader *)l, root));
+}
+
+int leader_last_lacks(const struct core_leader *l)
+{
+    for (uint32_t r = 0; r < l->config.root_count; r++) {
+        if (leader_root_next(l, r) != l->end_step + 1) {
+            return (int)r;
+        }
+    }
+    return -1;
+}
+
 enum leader_last leader_saves_last(const struct core_leader *l)
 {
     uint32_t done = 0;
@@ -304,12 +322,11 @@ enum leader_last leader_saves_last(const struct core_leader *l)
     uint32_t stuck = 0;
 
     for (uint32_t r = 0; r < l->config.root_count; r++) {
-        const struct leader_root *root = &l->roots[r];
         if (leader_root_next(l, r) == l->end_step + 1) {
             done++;
-        } else if (root->stuck) {
+        } else if (root_is_away(l, r)) {
             stuck++;
-        } else if (root->tries < LEADER_SAVE_TRIES) {
+        } else if (l->roots[r].tries < LEADER_SAVE_TRIES) {
             open++;
         }
     }

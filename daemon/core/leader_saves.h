@@ -41,6 +41,7 @@ struct leader_root {      /* of the job; its index is the record's too */
     uint32_t scan_failed; /* the newest scan could not look at it */
     uint32_t tries;       /* of the run's last save that failed */
     uint64_t committed, failed, skipped;
+    uint32_t failing;                             /* saves in a row that failed */
     uint64_t last_ms, last_bytes, last_raw_bytes; /* of the newest commit */
     uint64_t verified_step;                       /* newest; UINT64_MAX none */
     uint64_t verify_failed_step;                  /* newest; UINT64_MAX none */
@@ -87,6 +88,8 @@ enum leader_last {
     LEADER_LAST_FAILED, /* on none */
 };
 enum leader_last leader_saves_last(const struct core_leader *l);
+/* A root that does not have the run's last step, or -1. */
+int leader_last_lacks(const struct core_leader *l);
 /* The run has ended: its last save begins, with no try behind it. */
 void leader_last_begin(struct core_leader *l);
 
@@ -102,6 +105,12 @@ void leader_roots_settle(struct core_leader *l);
 /* Has the scan found all that may be newer than this pick? If not: the root that is waited for,
  * else -1. */
 int leader_scan_lacks(const struct core_leader *l, const struct leader_pick *pick);
+/* Could a root not be looked at? */
+int leader_roots_unscanned(const struct core_leader *l);
+/* Does some root answer? */
+int leader_roots_answer(const struct core_leader *l);
+/* Adds a checkpoint that stands, unless it is there. */
+void leader_checkpoint_add(struct core_leader *l, const struct core_checkpoint *c);
 /* Asks for a scan, or for another one when a root failed. */
 void leader_scan_want(struct core_leader *l);
 /* A checkpoint that is never loaded again. */

@@ -117,7 +117,9 @@ struct core_leader {
     struct core_checkpoint *checkpoints;
     uint32_t checkpoint_count;
     uint32_t scan_wanted, scan_pending, scan_done; /* done: at least once since wanted */
-    uint64_t scan_retry_ms;
+    uint32_t scan_from;  /* checkpoints from here on were committed since the scan was asked for */
+    uint32_t scan_again; /* a commit failed since: the roots may have been read before it ended */
+    uint64_t scan_retry_ms, settle_ms;
     struct leader_bad bad_dirs[LEADER_BAD_MAX];
     uint32_t bad_dir_count;
     uint64_t bad_steps[LEADER_BAD_MAX]; /* whose memory copies failed their digest */
@@ -173,6 +175,7 @@ struct core_leader {
     uint64_t steps_calm, ms_calm; /* steps while nothing was saved */
     uint32_t was_saving;
     uint64_t disk_failures;                 /* recoveries from disk */
+    uint64_t disk_failures_generation;      /* opened_generation of the newest of them */
     uint64_t interval_ms, interval_wait_ms; /* when it is thought of again */
 
     struct core_times times;

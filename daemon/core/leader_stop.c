@@ -97,20 +97,28 @@ int leader_stop_step(struct core_leader *l, int is_stuck)
     l->ended = 0;
     leader_pick_newest(l, &pick);
     int is_behind = committed != UINT64_MAX && pick.step < committed;
+    int lacks = l->scan_done && !pick.from_memory ? leader_scan_lacks(l, &pick) : -1;
+    int is_late = l->now_ms - l->phase_ms >= l->config.deadlines.load;
 
     if ((!pick.found || !pick.from_memory || is_behind) && !l->scan_done) {
         leader_wait_set(l, CORE_WAIT_SCAN, "the scan of the roots");
         l->scan_wanted = !l->scan_pending;
-    } else if (leader_scan_lacks(l, &pick) >= 0 && l->scan_done && !pick.from_memory) {
+    } else if (lacks >= 0 && !is_late) {
         leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
-                        l->roots[leader_scan_lacks(l, &pick)].path);
+                        l->roots[lacks].path);
         leader_scan_want(l);
     } else if (leader_saves_committing(l) > pick.step) {
         leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
     } else if (pick.found && pick.from_memory && !pick.checkpoint && pick.step > 0) {
         is_done = stop_memory(l, pick.step, is_stuck);
     } else {
-        stop_end(l, WIRE_VERDICT_STOPPED, pick.found ? pick.step : 0);
+        uint64_t step = pick.found ? pick.step : 0;
+        /* What a root holds that cannot be looked at is there still when the run is resumed. */
+        if ((!pick.found || leader_roots_unscanned(l)) && committed != UINT64_MAX &&
+            committed > step) {
+            step = committed;
+        }
+        stop_end(l, WIRE_VERDICT_STOPPED, step);
     }
     leader_pick_close(&pick);
     return is_done;

@@ -331,15 +331,25 @@ static int cluster_effect(struct cluster *c)
         core_leader_on_store_done(c->leader, e.op, 0, ++c->version, c->now);
         break;
     case CORE_LEADER_SCAN:
+        c->scans++;
+        if (c->hold_scan) {
+            break;
+        }
         core_leader_on_scan_done(c->leader, c->scan_failed ? -5 : 0, c->scan_failed, c->disk,
                                  c->disk_count, c->now);
         break;
     case CORE_LEADER_COMMIT: {
         struct core_commit commit;
+        int rc = c->commit_rc;
         if (core_leader_commit(c->leader, e.attempt, &commit) == 0) {
+            rc = c->commit_failed >> commit.root & 1 ? -5 : rc;
             free(commit.parts);
         }
-        core_leader_on_commit_done(c->leader, e.attempt, c->commit_rc, "", 1, c->now);
+        if (c->hold_commit) {
+            c->held_commit = e.attempt;
+            break;
+        }
+        core_leader_on_commit_done(c->leader, e.attempt, rc, "", 1, c->now);
         break;
     }
     case CORE_LEADER_EVENT:

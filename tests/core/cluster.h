@@ -47,6 +47,10 @@ struct cluster {
     char recovered[WIRE_TEXT_MAX]; /* cause of the newest recovery */
     int spoil;                     /* ready digests are wrong so many times */
     int commit_rc;
+    uint32_t commit_failed; /* bits: roots that commits fail on */
+    int hold_commit, hold_scan;
+    uint64_t held_commit; /* attempt that is not answered */
+    uint32_t scans;
     uint32_t held_roots;                /* bits: their parts are not written */
     const struct core_checkpoint *disk; /* what a scan finds */
     uint32_t disk_count, scan_failed;

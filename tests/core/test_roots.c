@@ -3,10 +3,12 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "daemon/core/leader_state.h"
 #include "tests/core/cluster.h"
 
 #define LOCAL  0
@@ -150,6 +152,115 @@ static void test_end_waits_for_stuck_roots_when_none_has_it(void **state)
     cluster_close(&c);
 }
 
+/* A commit there failed, and nobody can look how it ended: errors instead of silence. */
+static void test_end_does_not_wait_for_a_root_that_gives_errors(void **state)
+{
+    struct cluster c;
+    (void)state;
+    roots_init(&c);
+    c.commit_failed = 1u << SHARED;
+    c.scan_failed = 1u << SHARED;
+    roots_step(&c);
+    roots_step(&c);
+    assert_int_equal(root_status(&c, LOCAL).committed_step, 2);
+    assert_int_equal(root_status(&c, SHARED).failing, 1);
+    roots_leave(&c, BELAY_VOTE_FINAL);
+    cluster_pass(&c, 2000);
+    assert_true(c.finished);
+    assert_int_equal(c.verdict, WIRE_VERDICT_FINISHED);
+    assert_string_equal(c.stored.cause, "all steps are done; root /shared does not have step 2");
+    cluster_close(&c);
+}
+
+static void test_commit_without_an_answer_is_looked_for_rarely(void **state)
+{
+    struct cluster c;
+    (void)state;
+    roots_init(&c);
+    c.commit_failed = 1u << SHARED;
+    c.scan_failed = 1u << SHARED;
+    roots_step(&c);
+    roots_step(&c);
+    uint32_t before = c.scans;
+    for (int i = 0; i < 60; i++) { /* 24 s */
+        roots_step(&c);
+    }
+    assert_in_range(c.scans - before, 1, 3);
+    core_leader_on_root(c.leader, SHARED, 1, "", c.now);
+    before = c.scans;
+    for (int i = 0; i < 60; i++) {
+        roots_step(&c);
+    }
+    assert_int_equal(c.scans, before);
+    cluster_close(&c);
+}
+
+/* Memory is gone while a commit is under way; the root was read before its rename. */
+static void test_commit_while_roots_are_scanned_is_not_forgotten(void **state)
+{
+    struct cluster c;
+    (void)state;
+    roots_init(&c);
+    c.hold_commit = 1;
+    c.hold_scan = 1;
+    roots_step(&c);
+    assert_true(c.held_commit != 0);
+    uint32_t before = c.scans;
+    for (uint32_t i = 0; i < c.proc_count; i++) {
+        c.procs[i].has_arena = 0;
+        cluster_die(&c, &c.procs[i], -1, 9);
+    }
+    cluster_pass(&c, 500);
+    assert_int_equal(c.scans, before + 1);
+    core_leader_on_commit_done(c.leader, c.held_commit, 0, "", 1, c.now);
+    cluster_pass(&c, 200);
+    assert_int_equal(c.nodes[0].directive.phase, WIRE_PHASE_OPEN);
+    core_leader_on_scan_done(c.leader, 0, 0, NULL, 0, c.now);
+    cluster_pass(&c, 500);
+    assert_int_equal(c.nodes[0].directive.phase, WIRE_PHASE_RUNNING);
+    assert_int_equal(c.nodes[0].directive.plan.fresh, 0);
+    assert_int_equal(c.nodes[0].directive.plan.step, 1);
+    assert_int_equal(c.leader->disk_failures, 1);
+    cluster_close(&c);
+}
+
+/* Ranks go on without a lost node; a save that it was to write a part of does not hold its root. */
+static void test_lost_node_ends_the_saves_that_need_it(void **state)
+{
+    struct cluster c;
+    (void)state;
+    cluster_init(&c, 2, 2, 2);
+    c.config.root_count = 2;
+    c.config.roots = two_roots;
+    cluster_pass(&c, 300);
+    c.held_roots = 1u << LOCAL;
+    roots_step(&c);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_STARTED], 1);
+    cluster_node_down(&c, 1);
+    cluster_pass(&c, 1500);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_FAILED], 0);
+    cluster_pass(&c, 1500);
+    assert_int_equal(c.events[CORE_EVENT_NODE_LOST], 1);
+    assert_int_equal(c.events[CORE_EVENT_SAVE_FAILED], 1);
+    cluster_close(&c);
+}
+
+static void test_request_waits_while_no_root_answers(void **state)
+{
+    struct cluster c;
+    (void)state;
+    roots_init(&c);
+    core_leader_on_root(c.leader, LOCAL, 1, "", c.now);
+    core_leader_on_root(c.leader, SHARED, 1, "", c.now);
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_SAVE, c.now), 0);
+    cluster_pass(&c, 300);
+    assert_int_equal(c.nodes[0].directive.request_flags, 0);
+    core_leader_on_root(c.leader, SHARED, 0, "", c.now);
+    cluster_pass(&c, 300);
+    assert_int_equal(c.nodes[0].directive.request_flags, BELAY_VOTE_SAVE);
+    cluster_close(&c);
+}
+
 static void test_end_goes_to_all_roots(void **state)
 {
     struct cluster c;
@@ -189,151 +300,6 @@ static void test_save_on_request_goes_to_all_roots(void **state)
     cluster_close(&c);
 }
 
-/* What a scan finds: step 6 on both roots. */
-static void disk_fill(struct core_checkpoint disk[2])
-{
-    for (uint32_t i = 0; i < 2; i++) {
-        disk[i] = (struct core_checkpoint){.root = i,
-                                           .complete = 1,
-                                           .step = 6,
-                                           .generation = 1,
-                                           .line = 1,
-                                           .digest_known = 1,
-                                           .digest = {{80, 80 * 7}},
-                                           .state_elems = 80};
-        strcpy(disk[i].dir, "step-6");
-    }
-}
-
-/* A leader over a record with step 6 on both roots. */
-static void record_fill(struct wire_record *record)
-{
-    *record = (struct wire_record){.run = 7,
-                                   .name = "job",
-                                   .head_epoch = 1,
-                                   .generation = 1,
-                                   .line = 1,
-                                   .phase = WIRE_PHASE_NONE,
-                                   .state_elems = 80,
-                                   .committed_step = 6,
-                                   .committed_generation = 1,
-                                   .root_count = 2};
-    for (uint32_t i = 0; i < 2; i++) {
-        record->roots[i] =
-            (struct wire_record_root){.path = bl_xxh3(two_roots[i].path, strlen(two_roots[i].path)),
-                                      .committed_step = 6,
-                                      .committed_generation = 1};
-    }
-}
-
-static void resume_init(struct cluster *c, struct wire_record *record,
-                        struct core_checkpoint disk[2])
-{
-    cluster_init(c, 1, 2, 2);
-    record_fill(record);
-    disk_fill(disk);
-    c->version = 1;
-    c->disk = disk;
-    c->disk_count = 2;
-    c->config.root_count = 2;
-    c->config.roots = two_roots;
-    c->config.record = record;
-    c->config.record_version = 1;
-    c->config.resume = 1;
-}
-
-static void test_resume_reads_one_root_and_names_the_other(void **state)
-{
-    struct core_checkpoint disk[2];
-    struct wire_record record;
-    struct cluster c;
-    (void)state;
-    resume_init(&c, &record, disk);
-    cluster_pass(&c, 1000);
-    const struct wire_plan *plan = &c.nodes[0].directive.plan;
-    assert_int_equal(plan->step, 6);
-    assert_string_equal(plan->disk_root, "/local");
-    assert_int_equal(plan->place_count, 1);
-    assert_string_equal(plan->places[0].root, "/shared");
-    assert_string_equal(plan->places[0].dir, "step-6");
-    cluster_close(&c);
-}
-
-static void test_damaged_checkpoint_is_not_chosen(void **state)
-{
-    struct core_checkpoint disk[2];
-    struct wire_record record;
-    struct cluster c;
-    (void)state;
-    resume_init(&c, &record, disk);
-    c.leader = core_leader_new(&c.config, c.now);
-    assert_non_null(c.leader);
-    core_leader_on_verified(c.leader, LOCAL, 6, "step-6", BL_EDIGEST, "chunk 3", 1, c.now);
-    assert_int_equal(root_status(&c, LOCAL).verify_failed_step, 6);
-    cluster_pass(&c, 1000);
-    assert_int_equal(c.events[CORE_EVENT_VERIFY_FAILED], 1);
-    assert_string_equal(c.nodes[0].directive.plan.disk_root, "/shared");
-    assert_int_equal(c.nodes[0].directive.plan.place_count, 0);
-    cluster_close(&c);
-}
-
-/* The record knows of a newer checkpoint on a root that cannot be looked at: it is waited for, then
- * the older one is used. */
-static void test_root_that_cannot_be_scanned_is_waited_for_a_while(void **state)
-{
-    struct core_checkpoint disk[2];
-    struct wire_record record;
-    struct cluster c;
-    (void)state;
-    resume_init(&c, &record, disk);
-    record.roots[SHARED].committed_step = 9;
-    record.committed_step = 9;
-    c.disk_count = 1;
-    c.scan_failed = 1u << SHARED;
-    cluster_pass(&c, 2500);
-    assert_int_equal(c.nodes[0].directive.phase, WIRE_PHASE_OPEN);
-    assert_int_equal(c.events[CORE_EVENT_SCAN_FAILED], 1);
-    cluster_pass(&c, 4000);
-    assert_int_equal(c.nodes[0].directive.plan.step, 6);
-    cluster_close(&c);
-}
-
-/* Nothing is found, and one root cannot be looked at: never a new start over what may be there. */
-static void test_nothing_found_and_a_root_unscanned_waits(void **state)
-{
-    struct core_checkpoint disk[2];
-    struct wire_record record;
-    struct cluster c;
-    (void)state;
-    resume_init(&c, &record, disk);
-    c.disk_count = 0;
-    c.scan_failed = 1u << SHARED;
-    cluster_pass(&c, 20000);
-    assert_int_equal(c.nodes[0].directive.phase, WIRE_PHASE_OPEN);
-    c.scan_failed = 0;
-    c.disk = &disk[1];
-    c.disk_count = 1;
-    cluster_pass(&c, 3000);
-    assert_int_equal(c.nodes[0].directive.plan.step, 6);
-    assert_int_equal(c.nodes[0].directive.plan.fresh, 0);
-    cluster_close(&c);
-}
-
-static void test_record_of_one_root_is_taken_over(void **state)
-{
-    struct core_checkpoint disk[2];
-    struct wire_record record;
-    struct cluster c;
-    (void)state;
-    resume_init(&c, &record, disk);
-    memset(record.roots, 0, sizeof(record.roots));
-    record.root_count = 0;
-    cluster_pass(&c, 1000);
-    assert_int_equal(root_status(&c, LOCAL).committed_step, 6);
-    assert_true(root_status(&c, SHARED).committed_step == UINT64_MAX);
-    cluster_close(&c);
-}
-
 static void test_interval_is_chosen_from_what_is_measured(void **state)
 {
     static const struct core_root roots[] = {{"/local", CORE_EVERY_AUTO}};
@@ -370,11 +336,11 @@ int main(void)
         cmocka_unit_test(test_end_waits_for_stuck_roots_when_none_has_it),
         cmocka_unit_test(test_end_goes_to_all_roots),
         cmocka_unit_test(test_save_on_request_goes_to_all_roots),
-        cmocka_unit_test(test_resume_reads_one_root_and_names_the_other),
-        cmocka_unit_test(test_damaged_checkpoint_is_not_chosen),
-        cmocka_unit_test(test_root_that_cannot_be_scanned_is_waited_for_a_while),
-        cmocka_unit_test(test_nothing_found_and_a_root_unscanned_waits),
-        cmocka_unit_test(test_record_of_one_root_is_taken_over),
+        cmocka_unit_test(test_end_does_not_wait_for_a_root_that_gives_errors),
+        cmocka_unit_test(test_commit_without_an_answer_is_looked_for_rarely),
+        cmocka_unit_test(test_commit_while_roots_are_scanned_is_not_forgotten),
+        cmocka_unit_test(test_lost_node_ends_the_saves_that_need_it),
+        cmocka_unit_test(test_request_waits_while_no_root_answers),
         cmocka_unit_test(test_interval_is_chosen_from_what_is_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
