@@ -235,6 +235,12 @@ static json_t *needs_json(const struct run *run, const struct core_status *statu
         status->wait == CORE_WAIT_RETRY) {
         json_array_append_new(needs, json_string(status->wait_text));
     }
+    if (status->wait == CORE_WAIT_SCAN && status->since_progress_ms > 5000) {
+        char wait[sizeof(status->wait_text) + 32];
+
+        snprintf(wait, sizeof(wait), "it waits for %s: see to it", status->wait_text);
+        json_array_append_new(needs, json_string(wait));
+    }
     if (status->wait == CORE_WAIT_STORE && status->since_progress_ms > 5000) {
         json_array_append_new(needs, json_string("the store takes no changes: see to the disk of "
                                                  "the state directory"));

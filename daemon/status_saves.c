@@ -103,7 +103,7 @@ void status_roots_need(const struct core_status *status, json_t *needs)
             snprintf(text, sizeof(text), "the newest checkpoint in %s is damaged: ckpt-tool verify",
                      root->path);
             json_array_append_new(needs, json_string(text));
-        } else if (root->failed > 0 && root->committed == 0) {
+        } else if (root->failing > 1 || (root->failing > 0 && root->committed == 0)) {
             snprintf(text, sizeof(text), "saves to %s fail: belay events says why", root->path);
             json_array_append_new(needs, json_string(text));
         }

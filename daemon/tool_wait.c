@@ -45,6 +45,17 @@ static void wait_ended(struct tools *tools, uint32_t index, const json_t *ended)
     }
 }
 
+/* Does no root answer? */
+static int wait_roots_stuck(const struct core_status *status)
+{
+    uint32_t stuck = 0;
+
+    for (uint32_t i = 0; i < status->root_count; i++) {
+        stuck += status->roots[i].stuck;
+    }
+    return stuck > 0 && stuck == status->root_count;
+}
+
 void tools_wait_look(struct tools *tools)
 {
     for (uint32_t i = tools->waiting_count; i > 0; i--) {
@@ -61,6 +72,10 @@ void tools_wait_look(struct tools *tools)
             } else if (status.saves_failed > waiting->failed && status.save_count == 0 &&
                        status.save_asked) {
                 wait_answer(tools, i - 1, -EIO, "the save failed: belay events says why",
+                            "committed", 0);
+            } else if (status.save_asked && status.save_count == 0 && wait_roots_stuck(&status)) {
+                wait_answer(tools, i - 1, -EIO,
+                            "no root answers: see to its disk or mount; it is saved when one does",
                             "committed", 0);
             }
             core_status_close(&status);
