@@ -62,6 +62,8 @@ void ckpt_opened_close(struct ckpt_opened *opened);
  * another. BL_EFOREIGN for another run. Errors name file and what is wrong. */
 BL_MUST_CHECK int ckpt_opened_load(struct ckpt_store *store, const char *dir,
                                    struct ckpt_opened *ret, struct bl_errmsg *msg);
+/* Does the error tell of the disk or the host, and not of what is there? */
+bool ckpt_error_is_of_disk(int rc);
 /* Only the manifest. */
 BL_MUST_CHECK int ckpt_opened_manifest(struct ckpt_store *store, const char *dir,
                                        struct ckpt_opened *ret, struct bl_errmsg *msg);

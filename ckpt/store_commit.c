@@ -212,7 +212,7 @@ static int manifest_write_at_last(struct ckpt_store *store, const char *path, co
 }
 
 /* Is there a good checkpoint under the final name, of the same state? 1: yes, 0: there is none that
- * is good, negative: another state. */
+ * is good, negative: another state, or the disk does not tell. */
 static int final_is_there(struct ckpt_store *store, const struct ckpt_manifest *manifest,
                           uint64_t *ret_digest, struct bl_errmsg *msg)
 {
@@ -221,8 +221,9 @@ static int final_is_there(struct ckpt_store *store, const struct ckpt_manifest *
     int rc;
 
     ckpt_dir_name(dir, manifest->step, manifest->generation);
-    if (ckpt_opened_load(store, dir, &opened, NULL) < 0) {
-        return 0;
+    rc = ckpt_opened_load(store, dir, &opened, msg);
+    if (rc < 0) {
+        return ckpt_error_is_of_disk(rc) ? rc : 0;
     }
     *ret_digest = opened.manifest_digest;
     rc = state_is_zero(&manifest->state) ||

@@ -209,8 +209,7 @@ static bool is_gone(struct ckpt_store *store, const char *name)
     return rc == -ENOENT;
 }
 
-/* Does the error tell of the disk or the host, and not of what is there? */
-static bool is_no_finding(int rc)
+bool ckpt_error_is_of_disk(int rc)
 {
     return rc > BL_EGEN && rc != -ENOENT && rc != -ENOTDIR && rc != -EISDIR && rc != -EINVAL;
 }
@@ -244,7 +243,7 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
     }
     if (rc < 0) {
         entry->state = rc == BL_EFOREIGN ? CKPT_FOREIGN : committed ? CKPT_BROKEN : CKPT_LEFTOVER;
-        entry->unread = is_no_finding(rc);
+        entry->unread = ckpt_error_is_of_disk(rc);
         snprintf(entry->why, sizeof(entry->why), "%.*s", CKPT_WHY_MAX - 1, why.text);
         return 1;
     }

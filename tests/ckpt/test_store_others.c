@@ -167,7 +167,7 @@ static struct ckpt_io_ops dark_ops;
 
 static int dark_size(struct ckpt_io *io, const char *path, uint64_t *ret_bytes)
 {
-    return strstr(path, "step-000000000001.g1") != NULL
+    return strstr(path, "/step-000000000001.g1") != NULL
                ? -EIO
                : ckpt_io_real()->ops->size(io, path, ret_bytes);
 }
@@ -193,12 +193,35 @@ static void test_store_retention_leaves_what_it_cannot_read(void **state)
     ckpt_store_close(store);
 }
 
+/* A good checkpoint that cannot be read at the moment makes way for no commit. */
+static void test_store_commit_moves_nothing_that_it_cannot_read(void **state)
+{
+    struct ckpt_io io = *ckpt_io_real();
+    struct bl_errmsg why = {0};
+    struct ckpt_store *store;
+
+    (void)state;
+    OK(sample_open(&store, root, &io, msg));
+    OK(sample_save(store, SAMPLE_FLAT, 2, 1, 1, 1, msg));
+    dark_ops = *io.ops;
+    dark_ops.size = dark_size;
+    io.ops = &dark_ops;
+    assert_int_equal(sample_save(store, SAMPLE_FLAT, 2, 1, 1, 2, &why), -EIO);
+    assert_non_null(strstr(why.text, "step-000000000001.g1"));
+    io = *ckpt_io_real();
+    sample_load_check(store, "step-000000000001.g1", SAMPLE_ROWS, 2, 1);
+    OK(sample_save(store, SAMPLE_FLAT, 2, 1, 1, 3,
+                   msg)); /* and it is told as being there already */
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(test_store_commit_tells_the_manifest_that_stands),
         TEST(test_store_writes_over_no_file_that_has_a_second_name),
+        TEST(test_store_commit_moves_nothing_that_it_cannot_read),
         TEST(test_store_retention_leaves_what_it_cannot_read),
     };
 
