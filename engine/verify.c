@@ -119,6 +119,12 @@ static const struct known *known_find(const struct engine_verifier *verifier, ui
 
 static void known_add(struct engine_verifier *verifier, uint64_t digest, bool good)
 {
+    for (uint32_t i = 0; i < KNOWN_MAX && i < verifier->known_count; i++) {
+        if (verifier->known[i].manifest_digest == digest) {
+            verifier->known[i].good = good; /* what was found last counts */
+            return;
+        }
+    }
     verifier->known[verifier->known_count++ % KNOWN_MAX] = (struct known){digest, good};
     if (verifier->known_count == 2 * KNOWN_MAX) {
         verifier->known_count = KNOWN_MAX;
@@ -174,6 +180,8 @@ static void scan_complete(const struct engine_verifier *verifier, struct ckpt_sc
 
         if (known != NULL && known->good && scan->entries[i].verified_unix_s == 0) {
             scan->entries[i].verified_unix_s = 1;
+        } else if (known != NULL && !known->good) {
+            scan->entries[i].verified_unix_s = 0; /* its mark may still be there */
         }
     }
 }
