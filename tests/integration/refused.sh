@@ -122,7 +122,7 @@ case_rebuilt_binary() {
     mv "$IT_DIR/rebuilt" "$IT_DIR/my-train"
     it_signal KILL 1
     it_wait 20 "an event that names the binary" it_event BINARY_CHANGED '.fields.path | test("my-train")'
-    cl_status_raw node0 | grep -q "rebuilt\|my-train" || it_fail "status does not say what is wrong"
+    grep -q "rebuilt\|my-train" <<<"$(cl_status_raw node0)" || it_fail "status does not say what is wrong"
 }
 
 # A node with other kernels gives other bits: its ranks are refused, the run goes on without them.
