@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/job_options.h"
+#include "base/utf8.h"
 
 struct job_unit {
     const char *name;
@@ -131,36 +132,15 @@ static int value_set_real(const struct job_option *option, double *field, const 
     return 0;
 }
 
-/* Decodes one character of strict UTF-8 and moves on; 0 at what is none. */
-static uint32_t value_next_char(const unsigned char **at)
-{
-    const unsigned char *c = *at;
-    unsigned more = c[0] < 0x80 ? 0 : c[0] < 0xe0 ? 1 : c[0] < 0xf0 ? 2 : 3;
-    static const unsigned char lead_mask[] = {0x7f, 0x1f, 0x0f, 0x07};
-    static const uint32_t least[] = {1, 0x80, 0x800, 0x10000};
-    if ((c[0] >= 0x80 && c[0] < 0xc2) || c[0] > 0xf4) {
-        return 0;
-    }
-    uint32_t code = c[0] & lead_mask[more];
-    for (unsigned i = 1; i <= more; i++) {
-        if ((c[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-        code = code << 6 | (c[i] & 0x3f);
-    }
-    *at = c + more + 1;
-    return code < least[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : code;
-}
-
 /* Text must survive the way through JSON and YAML, on which the frozen job goes: no controls, none
  * of Unicode's line breaks, no byte order mark, valid UTF-8. */
 static int value_check_text(const struct job_option *option, const char *text,
                             struct bl_errmsg *msg)
 {
-    const unsigned char *at = (const unsigned char *)text;
-    while (*at != '\0') {
-        uint32_t c = value_next_char(&at);
-        if (c == 0) {
+    const uint8_t *at = (const uint8_t *)text, *end = at + strlen(text);
+    while (at < end) {
+        uint32_t c = bl_utf8_next(&at, end);
+        if (c == BL_UTF8_BAD) {
             return bl_err(msg, BL_ECONFIG, "%s: is not valid UTF-8", option->key);
         }
         if (c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x2028 || c == 0x2029 || c == 0xfeff ||

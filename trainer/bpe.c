@@ -10,6 +10,7 @@
 
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/utf8.h"
 
 /* Unicode's White_Space, spelled out: PCRE2's \s has one character more. */
 #define SPACE                                                                                      \
@@ -152,14 +153,7 @@ static uint32_t word_decode(const uint8_t *from, const uint8_t *end, uint8_t *to
 {
     uint32_t bytes = 0;
     while (from < end) {
-        uint32_t c = *from++;
-        if (c >= 0x80) { /* all of them take two bytes in UTF-8 */
-            if (c < 0xc2 || c > 0xdf || from == end || (*from & 0xc0) != 0x80) {
-                return 0;
-            }
-            c = (c & 0x1f) << 6 | (*from++ & 0x3f);
-        }
-        int byte = char_byte(c);
+        int byte = char_byte(bl_utf8_next(&from, end)); /* BL_UTF8_BAD stands for none */
         if (byte < 0) {
             return 0;
         }
@@ -463,33 +457,14 @@ static int word_emit(struct bpe *bpe, const char *word, size_t bytes, bpe_emit_f
 
 /* ---- a text ---- */
 
-/* Bytes of the UTF-8 character at `at`, 0 when it is none. */
-static size_t utf8_bytes(const uint8_t *at, const uint8_t *end)
-{
-    size_t bytes = *at < 0x80 ? 1 : *at < 0xc2 ? 0 : *at < 0xe0 ? 2 : *at < 0xf0 ? 3 : 4;
-    if (bytes == 0 || *at > 0xf4 || (size_t)(end - at) < bytes) {
-        return 0;
-    }
-    for (size_t i = 1; i < bytes; i++) {
-        if ((at[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    int wrong = (*at == 0xe0 && at[1] < 0xa0) || (*at == 0xed && at[1] >= 0xa0) ||
-                (*at == 0xf0 && at[1] < 0x90) || (*at == 0xf4 && at[1] >= 0x90);
-    return wrong ? 0 : bytes;
-}
-
 int bpe_encode(struct bpe *bpe, const char *text, size_t bytes, bpe_emit_fn *emit, void *arg,
                struct bl_errmsg *msg)
 {
     const uint8_t *first = (const uint8_t *)text, *end = first + bytes;
     for (const uint8_t *at = first; at < end;) {
-        size_t step = utf8_bytes(at, end);
-        if (step == 0) {
+        if (bl_utf8_next(&at, end) == BL_UTF8_BAD) {
             return bl_err(msg, BL_EFORMAT, "byte %zu: not UTF-8", (size_t)(at - first));
         }
-        at += step;
     }
     for (size_t at = 0; at < bytes;) {
         int rc = pcre2_match(bpe->pattern, first, bytes, at, PCRE2_NO_UTF_CHECK | PCRE2_ANCHORED,
