@@ -94,38 +94,43 @@ struct layer_row {
     enum model_layer_tensor which;
     const char *name; /* behind the layer's prefix */
     char rows, columns;
-    float scale, fill; /* of INIT_STD; scale 0: filled. A negative scale is divided by sqrt(2L) */
+    enum init {
+        INIT_ZERO,
+        INIT_ONE,
+        INIT_NORMAL,  /* INIT_STD */
+        INIT_RESIDUAL /* INIT_STD / sqrt(2 layers): what is added to the residual stream */
+    } init;
 };
 
 static const struct layer_row llama_layer[] = {
-    {MODEL_NORM1, "input_layernorm.weight", 'C', '0', 0, 1},
-    {MODEL_Q, "self_attn.q_proj.weight", 'C', 'C', 1, 0},
-    {MODEL_K, "self_attn.k_proj.weight", 'K', 'C', 1, 0},
-    {MODEL_V, "self_attn.v_proj.weight", 'K', 'C', 1, 0},
-    {MODEL_O, "self_attn.o_proj.weight", 'C', 'C', -1, 0},
-    {MODEL_NORM2, "post_attention_layernorm.weight", 'C', '0', 0, 1},
-    {MODEL_GATE, "mlp.gate_proj.weight", 'F', 'C', 1, 0},
-    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', 1, 0},
-    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', -1, 0},
+    {MODEL_NORM1, "input_layernorm.weight", 'C', '0', INIT_ONE},
+    {MODEL_Q, "self_attn.q_proj.weight", 'C', 'C', INIT_NORMAL},
+    {MODEL_K, "self_attn.k_proj.weight", 'K', 'C', INIT_NORMAL},
+    {MODEL_V, "self_attn.v_proj.weight", 'K', 'C', INIT_NORMAL},
+    {MODEL_O, "self_attn.o_proj.weight", 'C', 'C', INIT_RESIDUAL},
+    {MODEL_NORM2, "post_attention_layernorm.weight", 'C', '0', INIT_ONE},
+    {MODEL_GATE, "mlp.gate_proj.weight", 'F', 'C', INIT_NORMAL},
+    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', INIT_NORMAL},
+    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', INIT_RESIDUAL},
 };
 
 static const struct layer_row gpt2_layer[] = {
-    {MODEL_NORM1, "ln_1.weight", 'C', '0', 0, 1},
-    {MODEL_NORM1_BIAS, "ln_1.bias", 'C', '0', 0, 0},
-    {MODEL_Q, "attn.q_proj.weight", 'C', 'C', 1, 0},
-    {MODEL_K, "attn.k_proj.weight", 'C', 'C', 1, 0},
-    {MODEL_V, "attn.v_proj.weight", 'C', 'C', 1, 0},
-    {MODEL_Q_BIAS, "attn.q_proj.bias", 'C', '0', 0, 0},
-    {MODEL_K_BIAS, "attn.k_proj.bias", 'C', '0', 0, 0},
-    {MODEL_V_BIAS, "attn.v_proj.bias", 'C', '0', 0, 0},
-    {MODEL_O, "attn.o_proj.weight", 'C', 'C', -1, 0},
-    {MODEL_O_BIAS, "attn.o_proj.bias", 'C', '0', 0, 0},
-    {MODEL_NORM2, "ln_2.weight", 'C', '0', 0, 1},
-    {MODEL_NORM2_BIAS, "ln_2.bias", 'C', '0', 0, 0},
-    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', 1, 0},
-    {MODEL_UP_BIAS, "mlp.up_proj.bias", 'F', '0', 0, 0},
-    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', -1, 0},
-    {MODEL_DOWN_BIAS, "mlp.down_proj.bias", 'C', '0', 0, 0},
+    {MODEL_NORM1, "ln_1.weight", 'C', '0', INIT_ONE},
+    {MODEL_NORM1_BIAS, "ln_1.bias", 'C', '0', INIT_ZERO},
+    {MODEL_Q, "attn.q_proj.weight", 'C', 'C', INIT_NORMAL},
+    {MODEL_K, "attn.k_proj.weight", 'C', 'C', INIT_NORMAL},
+    {MODEL_V, "attn.v_proj.weight", 'C', 'C', INIT_NORMAL},
+    {MODEL_Q_BIAS, "attn.q_proj.bias", 'C', '0', INIT_ZERO},
+    {MODEL_K_BIAS, "attn.k_proj.bias", 'C', '0', INIT_ZERO},
+    {MODEL_V_BIAS, "attn.v_proj.bias", 'C', '0', INIT_ZERO},
+    {MODEL_O, "attn.o_proj.weight", 'C', 'C', INIT_RESIDUAL},
+    {MODEL_O_BIAS, "attn.o_proj.bias", 'C', '0', INIT_ZERO},
+    {MODEL_NORM2, "ln_2.weight", 'C', '0', INIT_ONE},
+    {MODEL_NORM2_BIAS, "ln_2.bias", 'C', '0', INIT_ZERO},
+    {MODEL_UP, "mlp.up_proj.weight", 'F', 'C', INIT_NORMAL},
+    {MODEL_UP_BIAS, "mlp.up_proj.bias", 'F', '0', INIT_ZERO},
+    {MODEL_DOWN, "mlp.down_proj.weight", 'C', 'F', INIT_RESIDUAL},
+    {MODEL_DOWN_BIAS, "mlp.down_proj.bias", 'C', '0', INIT_ZERO},
 };
 
 static uint32_t letter_size(const struct train_model *model, char letter)
@@ -136,11 +141,10 @@ static uint32_t letter_size(const struct train_model *model, char letter)
                            : 0;
 }
 
-static int is_bias(enum model_layer_tensor which)
+static int is_bias(const struct layer_row *row)
 {
-    return which == MODEL_NORM1_BIAS || which == MODEL_NORM2_BIAS || which == MODEL_Q_BIAS ||
-           which == MODEL_K_BIAS || which == MODEL_V_BIAS || which == MODEL_O_BIAS ||
-           which == MODEL_UP_BIAS || which == MODEL_DOWN_BIAS;
+    size_t length = strlen(row->name);
+    return length > 5 && strcmp(row->name + length - 5, ".bias") == 0;
 }
 
 static void add_layer(struct train_model *model, uint32_t layer)
@@ -153,15 +157,16 @@ static void add_layer(struct train_model *model, uint32_t layer)
     for (size_t i = 0; i < count; i++) {
         const struct layer_row *row = &rows[i];
         char name[BL_TENSOR_NAME_MAX];
-        if (is_bias(row->which) && !c->bias) {
+        if (is_bias(row) && !c->bias) {
             continue;
         }
-        double std = INIT_STD * (double)(row->scale < 0 ? -row->scale : row->scale);
-        std = row->scale < 0 ? std / __builtin_sqrt(2.0 * c->layers) : std;
+        double std = row->init == INIT_RESIDUAL ? INIT_STD / __builtin_sqrt(2.0 * c->layers)
+                     : row->init == INIT_NORMAL ? INIT_STD
+                                                : 0.0;
         snprintf(name, sizeof name, "%s.%u.%s", gpt2 ? "transformer.h" : "model.layers", layer,
                  row->name);
         add_tensor(model, name, letter_size(model, row->rows), letter_size(model, row->columns),
-                   std, row->fill);
+                   std, row->init == INIT_ONE ? 1.0f : 0.0f);
         model->place[row->which] = place++;
     }
     model->layer_tensors = (uint32_t)place;
