@@ -12,6 +12,17 @@
 #include "ckpt/ckpt.h"
 #include "ckpt/ckpt_io.h"
 
+/* The call, which may use `msg`, must return 0; else the cmocka test fails with its text. */
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        struct bl_errmsg msg_ = {0};                                                               \
+        struct bl_errmsg *msg = &msg_;                                                             \
+        int rc_ = (call);                                                                          \
+        if (rc_ != 0) {                                                                            \
+            fail_msg("%s: %d %s", #call, rc_, msg->text);                                          \
+        }                                                                                          \
+    } while (0)
+
 #define SAMPLE_RUN "run-0123456789abcdef"
 
 struct sample_shard {

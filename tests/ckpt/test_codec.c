@@ -22,16 +22,6 @@
 #include "ckpt/part.h"
 #include "tests/ckpt/sample.h"
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        struct bl_errmsg msg_ = {0};                                                               \
-        struct bl_errmsg *msg = &msg_;                                                             \
-        int rc_ = (call);                                                                          \
-        if (rc_ != 0) {                                                                            \
-            fail_msg("%s: %d %s", #call, rc_, msg->text);                                          \
-        }                                                                                          \
-    } while (0)
-
 #define CHUNK (1u << 20)
 
 /* ---- Bits of every kind ---- */

@@ -12,16 +12,6 @@
 
 #include "tests/ckpt/sample.h"
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        struct bl_errmsg msg_ = {0};                                                               \
-        struct bl_errmsg *msg = &msg_;                                                             \
-        int rc_ = (call);                                                                          \
-        if (rc_ != 0) {                                                                            \
-            fail_msg("%s: %d %s", #call, rc_, msg->text);                                          \
-        }                                                                                          \
-    } while (0)
-
 static char root[256];
 
 static int setup(void **state)
