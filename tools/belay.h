@@ -186,8 +186,6 @@ BL_MUST_CHECK int tool_events_read(const json_t *answer, struct tool_events_at *
 
 /* "180 ms", "1.8 s", "4 min 10 s", "2 h 5 min"; TOOL_NUMBER_NONE: "?". */
 void tool_format_ms(uint64_t ms, char *out, size_t bytes);
-/* "12.4 GiB". */
-void tool_format_bytes(uint64_t count, char *out, size_t bytes);
 /* "940", "12.4k", "3.1M"; NaN: "?". */
 void tool_format_rate(double value, char *out, size_t bytes);
 /* "12:00:01 warning BLY-110 RANK_EXITED: text, fields" of an event object. */

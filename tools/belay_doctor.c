@@ -14,6 +14,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/human.h"
 #include "base/file.h"
 #include "tools/belay.h"
 
@@ -132,10 +133,10 @@ static void check_kernel(struct doctor *doctor)
 static void check_limits(struct doctor *doctor)
 {
     struct rlimit limit;
-    char text[32];
+    char text[BL_HUMAN_MAX];
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
         bool is_small = limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < (64u << 20);
-        tool_format_bytes(limit.rlim_cur, text, sizeof text);
+        bl_human_bytes(text, limit.rlim_cur);
         check_add(doctor, "memlock", is_small && geteuid() != 0 ? CHECK_NOTE : CHECK_OK, "%s%s",
                   limit.rlim_cur == RLIM_INFINITY ? "unlimited" : text,
                   is_small && geteuid() != 0
@@ -226,7 +227,7 @@ static void check_daemon(struct doctor *doctor, const char *path)
 static void check_root(struct doctor *doctor, const char *path)
 {
     struct statvfs fs;
-    char at[BL_PATH_MAX], room[32];
+    char at[BL_PATH_MAX], room[BL_HUMAN_MAX];
     snprintf(at, sizeof at, "%s", path);
     /* The directory may not have been made yet: the nearest one above says how much room. */
     while (statvfs(at, &fs) != 0 && errno == ENOENT && strrchr(at, '/') != NULL &&
@@ -238,7 +239,7 @@ static void check_root(struct doctor *doctor, const char *path)
         return;
     }
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
-    tool_format_bytes(free_bytes, room, sizeof room);
+    bl_human_bytes(room, free_bytes);
     if (access(at, W_OK) != 0) {
         check_add(doctor, "root", CHECK_FINDING, "%s: %s: %s", path, at, strerror(errno));
     } else {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/human.h"
 #include "base/json.h"
 #include "tools/belay.h"
 
@@ -107,7 +108,7 @@ static void print_run(const struct tool_state *state)
 /* What the newest save cost. */
 static void print_cost(const json_t *last)
 {
-    char took[32], size[32];
+    char took[32], size[BL_HUMAN_MAX];
     uint64_t bytes = tool_member_number(last, "bytes");
     uint64_t ms = tool_member_number(last, "duration_ms");
     const json_t *ratio = json_object_get(last, "ratio");
@@ -118,7 +119,7 @@ static void print_cost(const json_t *last)
     tool_format_ms(ms, took, sizeof took);
     printf("         last save took %s", took);
     if (bytes != TOOL_NUMBER_NONE && bytes > 0) {
-        tool_format_bytes(bytes, size, sizeof size);
+        bl_human_bytes(size, bytes);
         printf(", %s", size);
     }
     if (json_is_number(ratio)) {

@@ -40,18 +40,6 @@ void tool_format_ms(uint64_t ms, char *out, size_t bytes)
     }
 }
 
-void tool_format_bytes(uint64_t count, char *out, size_t bytes)
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    double value = (double)count;
-    size_t unit = 0;
-    while (value >= 1024 && unit + 1 < sizeof units / sizeof *units) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(out, bytes, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-}
-
 void tool_format_rate(double value, char *out, size_t bytes)
 {
     if (isnan(value)) {

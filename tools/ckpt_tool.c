@@ -64,14 +64,14 @@ int ckpt_tool_fail(const char *fmt, ...)
     return TOOL_COULD_NOT;
 }
 
-const char *ckpt_tool_time(char ret[TOOL_TEXT_MAX], uint64_t unix_s)
+const char *ckpt_tool_time(char ret[BL_HUMAN_MAX], uint64_t unix_s)
 {
     time_t when = (time_t)unix_s;
     struct tm tm;
 
     if (unix_s == 0 || gmtime_r(&when, &tm) == NULL ||
-        strftime(ret, TOOL_TEXT_MAX, "%Y-%m-%d %H:%M:%S", &tm) == 0) {
-        snprintf(ret, TOOL_TEXT_MAX, "-");
+        strftime(ret, BL_HUMAN_MAX, "%Y-%m-%d %H:%M:%S", &tm) == 0) {
+        snprintf(ret, BL_HUMAN_MAX, "-");
     }
     return ret;
 }

@@ -11,7 +11,8 @@
 
 #include "base/error.h"
 #include "ckpt/ckpt.h"
-#include "tools/progress.h"
+#include "base/human.h"
+#include "base/progress.h"
 
 enum ckpt_tool_exit { TOOL_GOOD = 0, TOOL_FINDING = 1, TOOL_USAGE = 2, TOOL_COULD_NOT = 3 };
 
@@ -89,7 +90,7 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX]);
 int ckpt_tool_fail(const char *fmt, ...) BL_PRINTF(1, 2);
 
 /* "2026-11-30 14:03:22" (UTC), "-" for 0. Into `ret`, which is returned. */
-const char *ckpt_tool_time(char ret[TOOL_TEXT_MAX], uint64_t unix_s);
+const char *ckpt_tool_time(char ret[BL_HUMAN_MAX], uint64_t unix_s);
 
 const char *ckpt_tool_state(enum ckpt_state state); /* "good", "broken", ... */
 

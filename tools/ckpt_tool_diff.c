@@ -32,7 +32,7 @@ struct diff {
     json_t *list; /* with --json: what differs */
     bool params_only;
     uint64_t done;
-    struct tool_progress progress;
+    struct bl_progress progress;
     /* The sum. */
     uint32_t compared, equal, only[2];
     struct tool_difference all;
@@ -55,7 +55,7 @@ static void shape_text(const struct bl_tensor *tensor, char ret[160])
 static void tell(struct diff *diff, const char *name, const char *what, const char *a,
                  const char *b)
 {
-    tool_progress_clear(&diff->progress);
+    bl_progress_clear(&diff->progress);
     if (diff->list != NULL) {
         json_array_append_new(
             diff->list, json_pack("{ss ss ss* ss*}", "name", name, "what", what, "a", a, "b", b));
@@ -68,7 +68,7 @@ static void tell(struct diff *diff, const char *name, const char *what, const ch
 
 static void tell_values(struct diff *diff, const char *name, const struct tool_difference *d)
 {
-    tool_progress_clear(&diff->progress);
+    bl_progress_clear(&diff->progress);
     if (diff->list != NULL) {
         json_array_append_new(
             diff->list,
@@ -111,7 +111,7 @@ static int compare_values(struct diff *diff, const uint32_t index[2], struct too
         if (rc == 0) {
             tool_difference_add(ret, lo, diff->values[0], diff->values[1], diff->raw[0],
                                 diff->raw[1], bytes, hi - lo);
-            tool_progress_show(&diff->progress, diff->done);
+            bl_progress_show(&diff->progress, diff->done);
         }
     }
     return rc;
@@ -275,10 +275,10 @@ static int compare(struct diff *diff)
             return ckpt_tool_fail("out of memory");
         }
     }
-    tool_progress_start(&diff->progress, "diff", bytes_of(diff),
-                        tool_progress_mode(diff->call->json, diff->call->progress));
+    bl_progress_start(&diff->progress, "diff", bytes_of(diff),
+                      bl_progress_mode(diff->call->json, diff->call->progress));
     rc = compare_all(diff, &why);
-    tool_progress_finish(&diff->progress);
+    bl_progress_finish(&diff->progress);
     return rc < 0 ? ckpt_tool_fail("%s", why.text) : print_sum(diff);
 }
 

@@ -68,7 +68,7 @@ struct export
     uint32_t item_count, shard_count;
     uint64_t bytes; /* of all tensors */
     uint8_t *buffer;
-    struct tool_progress progress;
+    struct bl_progress progress;
 };
 
 /* ---- Looking ---- */
@@ -260,7 +260,7 @@ static int write_tensor(struct export *export, const struct item *item, int fd,
             rc = bl_fd_write_all(fd, export->buffer, (hi - lo) * bytes);
             rc = rc < 0 ? bl_err_code(msg, rc, "write") : 0;
         }
-        tool_progress_show(&export->progress, export->progress.done + (hi - lo) * bytes);
+        bl_progress_show(&export->progress, export->progress.done + (hi - lo) * bytes);
     }
     return rc;
 }
@@ -330,12 +330,12 @@ static int write_all(struct export *export, const char *dir, struct bl_errmsg *m
                             : write_text(dir, CKPT_HF_CONFIG_FILE, config, strlen(config), msg);
 
     free(config);
-    tool_progress_start(&export->progress, "export", export->bytes,
-                        tool_progress_mode(export->call->json, export->call->progress));
+    bl_progress_start(&export->progress, "export", export->bytes,
+                      bl_progress_mode(export->call->json, export->call->progress));
     for (uint32_t shard = 0; rc == 0 && shard < export->shard_count; shard++) {
         rc = write_shard(export, shard, dir, msg);
     }
-    tool_progress_finish(&export->progress);
+    bl_progress_finish(&export->progress);
     return rc < 0 || export->shard_count == 1 ? rc : write_index(export, dir, msg);
 }
 
@@ -358,7 +358,7 @@ static const char *dtype_name(enum bl_dtype dtype)
 
 static int print_result(const struct export *export)
 {
-    char size[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX];
 
     if (export->call->json) {
         return ckpt_tool_print_json(
@@ -371,7 +371,7 @@ static int print_result(const struct export *export)
     }
     printf("%s: %s, %u tensors, %s in %s, %u file%s\n", export->options->out,
            ckpt_arch_name(export->model.arch), export->item_count,
-           ckpt_tool_size(size, export->bytes), dtype_name(export->dtype), export->shard_count,
+           bl_human_bytes(size, export->bytes), dtype_name(export->dtype), export->shard_count,
            export->shard_count == 1 ? "" : "s");
     if (export->model.no_bias) {
         printf("the model has no biases; they were written as zeros\n");

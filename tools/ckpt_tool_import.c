@@ -45,7 +45,7 @@ struct import {
     struct ckpt_map_list maps;
     struct bl_extent_list list; /* what the part will hold, in file order */
     uint64_t bytes;             /* of it */
-    struct tool_progress progress;
+    struct bl_progress progress;
     /* What was made. */
     char dir[CKPT_DIR_MAX], run[CKPT_RUN_MAX], digest[BL_STATE_DIGEST_TEXT_BYTES];
     uint64_t stored;
@@ -133,14 +133,14 @@ static int make_list(struct import *import, struct bl_errmsg *msg)
 static void print_plan(const struct import *import)
 {
     const struct ckpt_model *m = &import->model;
-    char size[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX];
 
     printf("%s: %s, %u layers, width %u, feed-forward %u, heads %u (%u key-value), vocabulary %u, "
            "context %u, %s head\n",
            import->path, ckpt_arch_name(m->arch), m->layers, m->dim, m->hidden, m->heads,
            m->kv_heads, m->vocab, m->context, m->tied ? "tied" : "untied");
     printf("%u tensors, %s in F32\n", import->list.tensor_count,
-           ckpt_tool_size(size, import->bytes));
+           bl_human_bytes(size, import->bytes));
 }
 
 static void print_maps(const struct import *import)
@@ -168,7 +168,7 @@ static int fetch(void *arg, uint32_t extent, uint64_t lo, uint64_t hi, void *des
     const struct bl_extent *e = &import->list.extents[extent];
     int64_t at = ckpt_view_find(import->ours, import->list.tensors[e->tensor].name);
 
-    tool_progress_show(&import->progress, import->progress.done + (hi - lo) * sizeof(float));
+    bl_progress_show(&import->progress, import->progress.done + (hi - lo) * sizeof(float));
     return ckpt_view_read_flat(import->ours, (uint32_t)at, lo, hi, dest, msg);
 }
 
@@ -179,8 +179,8 @@ static int digest_state(struct import *import, struct bl_state_digest *ret, stru
     float *slice = malloc(SLICE * sizeof(*slice));
     int rc = slice == NULL ? bl_err_code(msg, -ENOMEM, "import") : 0;
 
-    tool_progress_start(&import->progress, "reading", import->bytes,
-                        tool_progress_mode(import->call->json, import->call->progress));
+    bl_progress_start(&import->progress, "reading", import->bytes,
+                      bl_progress_mode(import->call->json, import->call->progress));
     for (uint32_t i = 0; rc == 0 && i < import->ours->tensor_count; i++) {
         const struct bl_tensor *tensor = &import->ours->tensors[i];
         uint64_t elems = bl_tensor_elems(tensor),
@@ -192,11 +192,10 @@ static int digest_state(struct import *import, struct bl_state_digest *ret, stru
             if (rc == 0) {
                 bl_state_digest_add(ret, hash, lo, slice, hi - lo, sizeof(*slice));
             }
-            tool_progress_show(&import->progress,
-                               import->progress.done + (hi - lo) * sizeof(float));
+            bl_progress_show(&import->progress, import->progress.done + (hi - lo) * sizeof(float));
         }
     }
-    tool_progress_finish(&import->progress);
+    bl_progress_finish(&import->progress);
     free(slice);
     return rc;
 }
@@ -227,10 +226,10 @@ static int write_part(struct import *import, struct ckpt_store *store,
     struct ckpt_part_result result;
     int rc;
 
-    tool_progress_start(&import->progress, "import", import->bytes,
-                        tool_progress_mode(import->call->json, import->call->progress));
+    bl_progress_start(&import->progress, "import", import->bytes,
+                      bl_progress_mode(import->call->json, import->call->progress));
     rc = ckpt_save_part(store, attempt, &job, &result, msg);
-    tool_progress_finish(&import->progress);
+    bl_progress_finish(&import->progress);
     if (rc < 0) {
         return rc;
     }
@@ -350,7 +349,7 @@ static int import_all(struct import *import, struct bl_errmsg *msg)
 
 static int print_result(const struct import *import)
 {
-    char size[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX];
 
     if (import->call->json) {
         return ckpt_tool_print_json(
@@ -361,7 +360,7 @@ static int print_result(const struct import *import)
             TOOL_GOOD);
     }
     printf("%s/%s: %s, codec %s, state digest %s\n", import->options->out, import->dir,
-           ckpt_tool_size(size, import->stored), import->codec, import->digest);
+           bl_human_bytes(size, import->stored), import->codec, import->digest);
     return TOOL_GOOD;
 }
 

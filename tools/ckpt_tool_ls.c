@@ -72,26 +72,26 @@ static json_t *root_json(const struct ckpt_store *store, const struct ckpt_scan 
 }
 
 /* "12 s", "3 min", "5 h", "12 d": one number is enough for an age. */
-static const char *age_text(char ret[TOOL_TEXT_MAX], uint64_t saved_s, uint64_t now_s)
+static const char *age_text(char ret[BL_HUMAN_MAX], uint64_t saved_s, uint64_t now_s)
 {
     uint64_t age = now_s > saved_s ? now_s - saved_s : 0;
 
     if (saved_s == 0) {
-        snprintf(ret, TOOL_TEXT_MAX, "-");
+        snprintf(ret, BL_HUMAN_MAX, "-");
     } else if (age < 120) {
-        snprintf(ret, TOOL_TEXT_MAX, "%llu s", (unsigned long long)age);
+        snprintf(ret, BL_HUMAN_MAX, "%llu s", (unsigned long long)age);
     } else if (age < 7200) {
-        snprintf(ret, TOOL_TEXT_MAX, "%llu min", (unsigned long long)age / 60);
+        snprintf(ret, BL_HUMAN_MAX, "%llu min", (unsigned long long)age / 60);
     } else if (age < 2 * 86400) {
-        snprintf(ret, TOOL_TEXT_MAX, "%llu h", (unsigned long long)age / 3600);
+        snprintf(ret, BL_HUMAN_MAX, "%llu h", (unsigned long long)age / 3600);
     } else {
-        snprintf(ret, TOOL_TEXT_MAX, "%llu d", (unsigned long long)age / 86400);
+        snprintf(ret, BL_HUMAN_MAX, "%llu d", (unsigned long long)age / 86400);
     }
     return ret;
 }
 
 /* "dp4,zero1", "dp2,tp4,pp2": what is not 1 (zero: not 0). */
-static const char *layout_text(char ret[TOOL_TEXT_MAX], const struct ckpt_layout *layout)
+static const char *layout_text(char ret[BL_HUMAN_MAX], const struct ckpt_layout *layout)
 {
     const struct {
         const char *name;
@@ -103,22 +103,22 @@ static const char *layout_text(char ret[TOOL_TEXT_MAX], const struct ckpt_layout
     int at = 0;
 
     ret[0] = '\0';
-    for (uint32_t i = 0; i < 4 && at < TOOL_TEXT_MAX - 1; i++) {
+    for (uint32_t i = 0; i < 4 && at < BL_HUMAN_MAX - 1; i++) {
         if (axes[i].value != axes[i].plain) {
-            at += snprintf(ret + at, (size_t)(TOOL_TEXT_MAX - at), "%s%s%u", at == 0 ? "" : ",",
+            at += snprintf(ret + at, (size_t)(BL_HUMAN_MAX - at), "%s%s%u", at == 0 ? "" : ",",
                            axes[i].name, axes[i].value);
         }
     }
     if (at == 0) {
-        snprintf(ret, TOOL_TEXT_MAX, "%u rank%s", layout->world, layout->world == 1 ? "" : "s");
+        snprintf(ret, BL_HUMAN_MAX, "%u rank%s", layout->world, layout->world == 1 ? "" : "s");
     }
     return ret;
 }
 
 static void print_entry(const struct ckpt_entry *entry, uint64_t now_s)
 {
-    char size[TOOL_TEXT_MAX], age[TOOL_TEXT_MAX], layout[TOOL_TEXT_MAX];
-    char loss[TOOL_TEXT_MAX] = "-", line[TOOL_TEXT_MAX], parts[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX], age[BL_HUMAN_MAX], layout[BL_HUMAN_MAX];
+    char loss[BL_HUMAN_MAX] = "-", line[BL_HUMAN_MAX], parts[BL_HUMAN_MAX];
 
     if (!is_complete(entry)) {
         printf("%12llu  %-10s %10s %7s %8s %5s %5s %5s  %-14s  %s\n",
@@ -135,7 +135,7 @@ static void print_entry(const struct ckpt_entry *entry, uint64_t now_s)
     printf("%12llu  %-10s %10s %7s %8s %5s %5s %5s  %-14s  %s\n", (unsigned long long)entry->step,
            entry->state == CKPT_GOOD && entry->verified_unix_s > 0 ? "verified"
                                                                    : ckpt_tool_state(entry->state),
-           ckpt_tool_size(size, entry->bytes), age_text(age, entry->saved_unix_s, now_s), loss,
+           bl_human_bytes(size, entry->bytes), age_text(age, entry->saved_unix_s, now_s), loss,
            line, parts, entry->codec, layout_text(layout, &entry->layout), entry->dir);
 }
 
@@ -144,7 +144,7 @@ static void print_root(const struct ckpt_store *store, const struct ckpt_scan *s
 {
     uint64_t bytes = 0;
     uint32_t count = 0;
-    char size[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX];
 
     for (uint32_t i = 0; i < scan->count; i++) {
         count += is_complete(&scan->entries[i]);
@@ -152,7 +152,7 @@ static void print_root(const struct ckpt_store *store, const struct ckpt_scan *s
     }
     printf("run %s  %s: %u checkpoint%s, %s%s%s\n",
            ckpt_store_run(store)[0] == '\0' ? "?" : ckpt_store_run(store), ckpt_store_path(store),
-           count, count == 1 ? "" : "s", ckpt_tool_size(size, bytes),
+           count, count == 1 ? "" : "s", bl_human_bytes(size, bytes),
            ckpt_store_damage(store)[0] == '\0' ? "" : "; ", ckpt_store_damage(store));
     printf("%12s  %-10s %10s %7s %8s %5s %5s %5s  %-14s  %s\n", "step", "state", "size", "age",
            "loss", "line", "parts", "codec", "layout", "directory");

@@ -44,7 +44,7 @@ struct prune {
     json_t *read_back;               /* names of those that were, or would be, verified first */
     uint64_t bytes_removed;
     uint32_t kept, removed;
-    struct tool_progress progress;
+    struct bl_progress progress;
     int code; /* TOOL_FINDING when a checkpoint did not read back */
 };
 
@@ -86,10 +86,10 @@ static int verify_entry(struct prune *prune, struct ckpt_entry *entry)
     const json_t *first;
     int code;
 
-    tool_progress_start(&prune->progress, entry->dir, 0,
-                        tool_progress_mode(prune->call->json, prune->call->progress));
+    bl_progress_start(&prune->progress, entry->dir, 0,
+                      bl_progress_mode(prune->call->json, prune->call->progress));
     code = tool_verify_run(&one);
-    tool_progress_finish(&prune->progress);
+    bl_progress_finish(&prune->progress);
     if (code == TOOL_GOOD && !one.gone) {
         entry->verified_unix_s = (uint64_t)time(NULL);
         if (ckpt_verified_mark(prune->store, entry->dir, entry->manifest_digest, &why) < 0) {
@@ -181,7 +181,7 @@ static bool is_checkpoint(const struct ckpt_entry *entry)
 
 static void print_text(const struct prune *prune)
 {
-    char size[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX];
 
     for (size_t i = 0; prune->options->dry_run && i < json_array_size(prune->read_back); i++) {
         printf("%-12s %s: before anything goes\n", "read back",
@@ -195,12 +195,12 @@ static void print_text(const struct prune *prune)
                    !prune->decisions[i].remove ? "keep"
                    : prune->options->dry_run   ? "would remove"
                                                : "removed",
-                   entry->dir, ckpt_tool_size(size, entry->bytes), prune->decisions[i].why);
+                   entry->dir, bl_human_bytes(size, entry->bytes), prune->decisions[i].why);
         }
     }
     printf("%s: %u kept, %u %s, %s\n", ckpt_store_path(prune->store), prune->kept, prune->removed,
            prune->options->dry_run ? "would go" : "removed",
-           ckpt_tool_size(size, prune->bytes_removed));
+           bl_human_bytes(size, prune->bytes_removed));
 }
 
 static int print_json(const struct prune *prune)

@@ -37,7 +37,7 @@ struct repair {
     json_t *list;                                 /* of checkpoints */
     json_t *actions;                              /* of the one at hand */
     const char *dir;
-    struct tool_progress progress;
+    struct bl_progress progress;
     uint64_t repaired, failed, bytes_written;
 };
 
@@ -45,7 +45,7 @@ static void on_told(void *arg, const char *file, const char *text, bool done)
 {
     struct repair *repair = arg;
 
-    tool_progress_clear(&repair->progress);
+    bl_progress_clear(&repair->progress);
     if (repair->call->json) {
         json_array_append_new(repair->actions, json_pack("{ss ss sb}", "file", file, "text", text,
                                                          "done", (int)done));
@@ -64,7 +64,7 @@ static void on_progress(void *arg, uint64_t bytes_done, uint64_t bytes_all)
     struct repair *repair = arg;
 
     repair->progress.all = bytes_all;
-    tool_progress_show(&repair->progress, bytes_done);
+    bl_progress_show(&repair->progress, bytes_done);
 }
 
 /* Reads back what was repaired; what is wrong yet counts as not repaired. */
@@ -139,8 +139,8 @@ static int repair_one(struct repair *repair, const char *dir)
     }
     repair->dir = dir;
     repair->actions = json_array();
-    tool_progress_start(&repair->progress, dir, 0,
-                        tool_progress_mode(repair->call->json, repair->call->progress));
+    bl_progress_start(&repair->progress, dir, 0,
+                      bl_progress_mode(repair->call->json, repair->call->progress));
     rc = ckpt_repair(&job, &result, &why);
     if (rc < 0) {
         code = atomic_load(&tool_cancel) != 0 ? ckpt_tool_fail("interrupted; run it again")
@@ -148,7 +148,7 @@ static int repair_one(struct repair *repair, const char *dir)
     } else if (result.repaired > 0 && !job.dry_run) {
         code = check_result(repair, &result);
     }
-    tool_progress_finish(&repair->progress);
+    bl_progress_finish(&repair->progress);
     if (code != TOOL_COULD_NOT) {
         tell_one(repair, &result);
     }

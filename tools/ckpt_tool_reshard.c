@@ -52,7 +52,7 @@ struct reshard {
     struct ckpt_store *out;
     uint64_t window, reader_memory;
     struct ckpt_reshard_result result;
-    struct tool_progress progress;
+    struct bl_progress progress;
     double seconds;
     uint64_t healed;
     bool verified;
@@ -62,7 +62,7 @@ static void on_progress(void *arg, uint64_t bytes_done)
 {
     struct reshard *reshard = arg;
 
-    tool_progress_show(&reshard->progress, bytes_done);
+    bl_progress_show(&reshard->progress, bytes_done);
 }
 
 static void on_healed(void *arg, const char *file, uint32_t chunk, const char *tensor,
@@ -220,11 +220,11 @@ static int run_plan(struct reshard *reshard)
 
     rc = rc < 0 ? rc : ckpt_store_open(&reshard->out, &config, &why);
     if (rc == 0) {
-        tool_progress_start(&reshard->progress, "reshard", reshard->plan.bytes,
-                            tool_progress_mode(reshard->call->json, reshard->call->progress));
+        bl_progress_start(&reshard->progress, "reshard", reshard->plan.bytes,
+                          bl_progress_mode(reshard->call->json, reshard->call->progress));
         job.out = reshard->out;
         rc = ckpt_reshard_run(&job, &reshard->result, &why);
-        reshard->seconds = tool_progress_finish(&reshard->progress);
+        reshard->seconds = bl_progress_finish(&reshard->progress);
     }
     if (rc == BL_EABORTED) {
         return ckpt_tool_fail("interrupted; the same command goes on from here");
@@ -240,11 +240,11 @@ static int verify_result(struct reshard *reshard)
     if (reshard->options->no_verify) {
         return TOOL_GOOD;
     }
-    tool_progress_start(&reshard->progress, "verify", 0,
-                        tool_progress_mode(reshard->call->json, reshard->call->progress));
+    bl_progress_start(&reshard->progress, "verify", 0,
+                      bl_progress_mode(reshard->call->json, reshard->call->progress));
     verify.progress = &reshard->progress;
     code = tool_verify_run(&verify);
-    reshard->seconds += tool_progress_finish(&reshard->progress);
+    reshard->seconds += bl_progress_finish(&reshard->progress);
     for (size_t i = 0; i < json_array_size(verify.findings); i++) {
         ckpt_tool_fail(
             "%s", json_string_value(json_object_get(json_array_get(verify.findings, i), "text")));
@@ -296,22 +296,22 @@ static void print_plan(const struct reshard *reshard)
 {
     const struct ckpt_reshard_plan *plan = &reshard->plan;
     const struct ckpt_layout *layout = &plan->manifest.layout;
-    char size[TOOL_TEXT_MAX], scratch[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX], scratch[BL_HUMAN_MAX];
 
     printf("%s: step %llu, %s as dp %u, tp %u, pp %u, zero %u, codec %s; needs up to %s\n",
            reshard->source.dir, (unsigned long long)plan->manifest.step,
-           ckpt_tool_size(size, plan->bytes), layout->dp, layout->tp, layout->pp, layout->zero,
-           plan->manifest.codec, ckpt_tool_size(scratch, plan->scratch_bytes));
+           bl_human_bytes(size, plan->bytes), layout->dp, layout->tp, layout->pp, layout->zero,
+           plan->manifest.codec, bl_human_bytes(scratch, plan->scratch_bytes));
     for (uint32_t p = 0; p < plan->part_count; p++) {
         printf("  %-16s %10s  %u extents\n", plan->parts[p].name,
-               ckpt_tool_size(size, plan->parts[p].bytes), plan->parts[p].list.extent_count);
+               bl_human_bytes(size, plan->parts[p].bytes), plan->parts[p].list.extent_count);
     }
 }
 
 static void print_result(const struct reshard *reshard)
 {
     const struct ckpt_reshard_result *result = &reshard->result;
-    char size[TOOL_TEXT_MAX], took[TOOL_TEXT_MAX], kept[64] = "";
+    char size[BL_HUMAN_MAX], took[BL_HUMAN_MAX], kept[64] = "";
     uint32_t parts = reshard->plan.part_count;
 
     if (result->already) {
@@ -322,8 +322,8 @@ static void print_result(const struct reshard *reshard)
         snprintf(kept, sizeof(kept), ", %u kept of an earlier try", result->parts_kept);
     }
     printf("%s/%s: %u part%s%s, %s written in %s%s\n", reshard->options->out, result->dir, parts,
-           parts == 1 ? "" : "s", kept, ckpt_tool_size(size, result->bytes_written),
-           ckpt_tool_seconds(took, reshard->seconds),
+           parts == 1 ? "" : "s", kept, bl_human_bytes(size, result->bytes_written),
+           bl_human_seconds(took, reshard->seconds),
            reshard->verified ? ", read back and verified" : "");
 }
 

@@ -118,7 +118,7 @@ static uint32_t print_tensors(const struct ckpt_manifest *manifest, bool print)
 static void print_text(const struct ckpt_store *store, const char *dir,
                        const struct ckpt_manifest *manifest, bool tensors)
 {
-    char digest[BL_STATE_DIGEST_TEXT_BYTES], size[TOOL_TEXT_MAX], when[TOOL_TEXT_MAX];
+    char digest[BL_STATE_DIGEST_TEXT_BYTES], size[BL_HUMAN_MAX], when[BL_HUMAN_MAX];
     uint64_t bytes = 0;
 
     bl_state_digest_format(&manifest->state, digest);
@@ -142,11 +142,11 @@ static void print_text(const struct ckpt_store *store, const char *dir,
     printf("state digest  %s\n", digest);
     printf("function      %016llx\n", (unsigned long long)manifest->function_id);
     printf("tensors       %u\n", print_tensors(manifest, false));
-    printf("size          %s in %u part%s, codec %s\n", ckpt_tool_size(size, bytes),
+    printf("size          %s in %u part%s, codec %s\n", bl_human_bytes(size, bytes),
            manifest->part_count, manifest->part_count == 1 ? "" : "s", manifest->codec);
     for (uint32_t p = 0; p < manifest->part_count; p++) {
         printf("  %-16s %10s  node %s\n", manifest->parts[p].name,
-               ckpt_tool_size(size, manifest->parts[p].bytes), manifest->parts[p].node);
+               bl_human_bytes(size, manifest->parts[p].bytes), manifest->parts[p].node);
     }
     if (tensors) {
         print_tensors(manifest, true);
@@ -281,7 +281,7 @@ static void stats_print(const struct bl_tensor *tensor, const struct tool_stats 
 static int stats_all(const struct ckpt_tool_call *call, struct ckpt_view *view, json_t *list,
                      struct bl_errmsg *msg)
 {
-    struct tool_progress progress;
+    struct bl_progress progress;
     uint64_t bytes = 0;
     void *raw = malloc(TOOL_SLICE_ELEMS * sizeof(double));
     double *values = malloc(TOOL_SLICE_ELEMS * sizeof(double));
@@ -290,7 +290,7 @@ static int stats_all(const struct ckpt_tool_call *call, struct ckpt_view *view, 
     for (uint32_t i = 0; i < view->tensor_count; i++) {
         bytes += bl_tensor_elems(&view->tensors[i]) * bl_dtype_bytes(view->tensors[i].dtype);
     }
-    tool_progress_start(&progress, "show", bytes, tool_progress_mode(call->json, call->progress));
+    bl_progress_start(&progress, "show", bytes, bl_progress_mode(call->json, call->progress));
     if (rc == 0 && list == NULL) {
         printf("  %-48s %-5s %-16s %12s %12s %12s %12s %6s %6s\n", "tensor", "dtype", "shape",
                "min", "max", "mean", "std", "nan", "inf");
@@ -300,16 +300,16 @@ static int stats_all(const struct ckpt_tool_call *call, struct ckpt_view *view, 
         struct tool_stats stats = {0};
 
         rc = stats_of(view, i, raw, values, &stats, msg);
-        tool_progress_show(&progress,
-                           progress.done + bl_tensor_elems(tensor) * bl_dtype_bytes(tensor->dtype));
+        bl_progress_show(&progress,
+                         progress.done + bl_tensor_elems(tensor) * bl_dtype_bytes(tensor->dtype));
         if (rc == 0 && list != NULL) {
             json_array_append_new(list, stats_json(tensor, &stats));
         } else if (rc == 0) {
-            tool_progress_clear(&progress);
+            bl_progress_clear(&progress);
             stats_print(tensor, &stats);
         }
     }
-    tool_progress_finish(&progress);
+    bl_progress_finish(&progress);
     free(raw);
     free(values);
     return rc;

@@ -28,7 +28,7 @@ struct verify {
     struct ckpt_store *store, *other; /* other: of --against, or NULL */
     char other_dir[CKPT_DIR_MAX];     /* "": the same names as here */
     json_t *list;                     /* of checkpoints */
-    struct tool_progress progress;
+    struct bl_progress progress;
     uint64_t findings;
     uint32_t looked_at;
 };
@@ -38,7 +38,7 @@ static void tell(struct verify *verify, const struct ckpt_store *store,
                  const struct tool_verify *one, double seconds)
 {
     uint64_t findings = one->result.findings;
-    char size[TOOL_TEXT_MAX], took[TOOL_TEXT_MAX];
+    char size[BL_HUMAN_MAX], took[BL_HUMAN_MAX];
     const char *root = ckpt_store_path(store);
     json_t *finding;
     size_t i;
@@ -68,8 +68,8 @@ static void tell(struct verify *verify, const struct ckpt_store *store,
         printf("%s: retired meanwhile\n", one->dir);
     } else if (findings == 0) {
         printf("%s: good (%u part%s, %s read in %s%s)\n", one->dir, one->result.parts,
-               one->result.parts == 1 ? "" : "s", ckpt_tool_size(size, one->result.bytes_read),
-               ckpt_tool_seconds(took, seconds),
+               one->result.parts == 1 ? "" : "s", bl_human_bytes(size, one->result.bytes_read),
+               bl_human_seconds(took, seconds),
                verify->options->fast ? ", parts' bytes not looked at" : "");
     } else {
         printf("%s: %llu finding%s\n", one->dir, (unsigned long long)findings,
@@ -85,11 +85,11 @@ static int verify_one(struct verify *verify, struct ckpt_store *store, const cha
         .store = store, .dir = dir, .full = !verify->options->fast, .progress = &verify->progress};
     int code;
 
-    tool_progress_start(&verify->progress, dir, 0,
-                        tool_progress_mode(verify->call->json, verify->call->progress));
+    bl_progress_start(&verify->progress, dir, 0,
+                      bl_progress_mode(verify->call->json, verify->call->progress));
     code = tool_verify_run(&one);
     if (code != TOOL_COULD_NOT) {
-        tell(verify, store, &one, tool_progress_finish(&verify->progress));
+        tell(verify, store, &one, bl_progress_finish(&verify->progress));
     }
     json_decref(one.findings);
     verify->looked_at++;

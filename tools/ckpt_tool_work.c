@@ -146,7 +146,7 @@ static void on_progress(void *arg, uint64_t bytes_done, uint64_t bytes_all)
     }
     if (verify->progress != NULL) {
         verify->progress->all = bytes_all;
-        tool_progress_show(verify->progress, bytes_done);
+        bl_progress_show(verify->progress, bytes_done);
     }
 }
 
@@ -166,7 +166,7 @@ int tool_verify_run(struct tool_verify *verify)
         verify->gone = true;
     }
     if (verify->progress != NULL) {
-        tool_progress_clear(verify->progress);
+        bl_progress_clear(verify->progress);
     }
     if (verify->gone) {
         json_array_clear(verify->findings);

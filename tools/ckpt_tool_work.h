@@ -44,7 +44,7 @@ struct tool_verify {
     struct ckpt_store *store;
     const char *dir;
     bool full;
-    struct tool_progress *progress; /* NULL, or started; its `all` is filled in */
+    struct bl_progress *progress; /* NULL, or started; its `all` is filled in */
     /* Out. */
     json_t *findings; /* owned: [{"file","text"}] */
     struct ckpt_verify_result result;

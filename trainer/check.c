@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/human.h"
 #include "trainer/identity.h"
 #include "trainer/options.h"
 #include "trainer/step.h"
@@ -26,14 +27,8 @@ static int fail(int rc, const struct bl_errmsg *msg)
 
 static void print_bytes(const char *what, uint64_t bytes)
 {
-    double value = (double)bytes;
-    const char *unit = "B";
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    for (size_t i = 0; i < 4 && value >= 1024; i++) {
-        value /= 1024;
-        unit = units[i];
-    }
-    printf("  %-12s %8.1f %s\n", what, value, unit);
+    char text[BL_HUMAN_MAX];
+    printf("  %-12s %12s\n", what, bl_human_bytes(text, bytes));
 }
 
 /* What one rank takes. Rank 0 has the largest share of lanes. */

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/human.h"
 
 int train_report_open(struct train_report *report, FILE *out, const char *metrics,
                       const char *tensorboard, struct bl_errmsg *msg)
@@ -70,23 +71,6 @@ static void write_events(struct tb_events *events, const struct train_step_resul
     tb_events_write(events, s->step, scalars, eval_loss != NULL ? 5 : 4);
 }
 
-#define LEFT_BYTES 32
-
-/* "42s", "12m03s", "5h07m", "3d04h". */
-static void format_left(char ret[LEFT_BYTES], double seconds)
-{
-    unsigned long long s = seconds < 1e9 ? (unsigned long long)(seconds + 0.5) : 999999999;
-    if (s < 60) {
-        snprintf(ret, LEFT_BYTES, "%llus", s);
-    } else if (s < 3600) {
-        snprintf(ret, LEFT_BYTES, "%llum%02llus", s / 60, s % 60);
-    } else if (s < 86400) {
-        snprintf(ret, LEFT_BYTES, "%lluh%02llum", s / 3600, s % 3600 / 60);
-    } else {
-        snprintf(ret, LEFT_BYTES, "%llud%02lluh", s / 86400, s % 86400 / 3600);
-    }
-}
-
 void train_report_step(struct train_report *report, const struct train_step_result *step,
                        uint64_t steps, const double *eval_loss)
 {
@@ -97,12 +81,12 @@ void train_report_step(struct train_report *report, const struct train_step_resu
     report->step_s =
         report->step_s > 0 ? report->step_s + (seconds - report->step_s) / 10 : seconds;
     if (report->out != NULL) {
-        char left[LEFT_BYTES];
+        char left[BL_HUMAN_MAX];
         uint64_t to_do = steps > step->step ? steps - step->step : 0;
-        format_left(left, report->step_s * (double)to_do);
         fprintf(report->out, "step %llu/%llu loss %.6f lr %.3e norm %.4f tok/s %.0f left %s",
                 (unsigned long long)step->step, (unsigned long long)steps, step->loss, step->lr,
-                step->grad_norm, report->tokens_per_s, left);
+                step->grad_norm, report->tokens_per_s,
+                bl_human_seconds(left, report->step_s * (double)to_do));
         if (eval_loss != NULL) {
             fprintf(report->out, " eval %.6f", *eval_loss);
         }

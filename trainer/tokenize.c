@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/progress.h"
 #include "trainer/bpe.h"
 #include "trainer/options.h"
 #include "trainer/token_file.h"
@@ -172,35 +172,6 @@ struct tokenize_args {
     int paragraphs, force, quiet;
 };
 
-struct progress {
-    uint64_t bytes_all, bytes_done;
-    struct timespec begun;
-    double last_s;
-    int quiet;
-};
-
-static double progress_seconds(const struct progress *progress)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - progress->begun.tv_sec) +
-           1e-9 * (double)(now.tv_nsec - progress->begun.tv_nsec);
-}
-
-static void progress_show(struct progress *progress, uint64_t tokens)
-{
-    double s = progress_seconds(progress);
-    if (progress->quiet || s < progress->last_s + 0.5) {
-        return;
-    }
-    double rate = (double)progress->bytes_done / s;
-    double left = (double)(progress->bytes_all - progress->bytes_done) / rate;
-    fprintf(stderr, "\r%5.1f %%  %.1f MB/s  %llu tokens  %.0f s left \033[K",
-            100.0 * (double)progress->bytes_done / (double)progress->bytes_all, rate / 1e6,
-            (unsigned long long)tokens, left);
-    progress->last_s = s;
-}
-
 static int document_encode(struct bpe *bpe, struct writer *writer, const char *path,
                            const char *text, uint64_t at, uint64_t bytes)
 {
@@ -217,7 +188,7 @@ static int document_encode(struct bpe *bpe, struct writer *writer, const char *p
     return rc;
 }
 
-static int file_encode(struct bpe *bpe, struct writer *writer, struct progress *progress,
+static int file_encode(struct bpe *bpe, struct writer *writer, struct bl_progress *progress,
                        const struct tokenize_args *args, const char *path)
 {
     struct token_file file;
@@ -231,8 +202,7 @@ static int file_encode(struct bpe *bpe, struct writer *writer, struct progress *
                                : memmem(text + at, end - at, "\n\n", 2);
         end = line == NULL ? end : (uint64_t)(line - text) + 2;
         rc = rc != 0 ? rc : document_encode(bpe, writer, path, text, at, end - at);
-        progress->bytes_done += end - at;
-        progress_show(progress, writer->written);
+        bl_progress_show(progress, progress->done + end - at);
         at = end;
     } while (rc == 0 && at < file.map_bytes);
     token_file_close(&file);
@@ -248,22 +218,22 @@ static int files_encode(const struct tokenize_args *args, char **files, int coun
                             .shard_tokens = args->shard_tokens,
                             .force = args->force,
                             .msg = msg};
-    struct progress progress = {.quiet = args->quiet || !isatty(STDERR_FILENO)};
+    struct bl_progress progress;
+    uint64_t bytes_all = 0;
     int rc = bpe_open(&bpe, args->merges, msg);
     for (int i = 0; rc == 0 && i < count; i++) { /* all are there, before anything is written */
         struct token_file file;
         rc = token_file_open(&file, files[i], 0, msg);
-        progress.bytes_all += file.map_bytes;
+        bytes_all += file.map_bytes;
         token_file_close(&file);
     }
-    clock_gettime(CLOCK_MONOTONIC, &progress.begun);
+    bl_progress_start(&progress, "tokenize", bytes_all,
+                      args->quiet ? BL_PROGRESS_NONE : BL_PROGRESS_AUTO);
     for (int i = 0; rc == 0 && i < count; i++) {
         writer.vocab = bpe_vocab(bpe);
         rc = file_encode(bpe, &writer, &progress, args, files[i]);
     }
-    if (progress.last_s > 0) {
-        fputs("\r\033[K", stderr);
-    }
+    double seconds = bl_progress_finish(&progress);
     if (rc == 0) {
         rc = shard_end(&writer, 1);
     } else if (writer.file != NULL) {
@@ -272,8 +242,8 @@ static int files_encode(const struct tokenize_args *args, char **files, int coun
     }
     if (rc == 0) {
         printf("%llu tokens of %llu bytes, vocabulary %u, in %.1f s\n",
-               (unsigned long long)writer.written, (unsigned long long)progress.bytes_all,
-               writer.vocab, progress_seconds(&progress));
+               (unsigned long long)writer.written, (unsigned long long)bytes_all, writer.vocab,
+               seconds);
     }
     bpe_close(bpe);
     return rc;

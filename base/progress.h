@@ -7,23 +7,24 @@
  * On a terminal one line that is written over, ten times a second at most; elsewhere, when it was
  * asked for, a line of its own every five seconds and one at the end. The rate is that of the last
  * seconds (an average that forgets by half every three), so that the time left follows a disk that
- * gets slower. One thread at a time; nothing is allocated.
+ * gets slower. One thread at a time; nothing is allocated. For programs: libraries call back
+ * instead.
  */
-#ifndef TOOLS_PROGRESS_H
-#define TOOLS_PROGRESS_H
+#ifndef BL_BASE_PROGRESS_H
+#define BL_BASE_PROGRESS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-enum tool_progress_mode {
-    TOOL_PROGRESS_AUTO,  /* when standard error is a terminal */
-    TOOL_PROGRESS_LINES, /* asked for: also where it is none, as plain lines */
-    TOOL_PROGRESS_NONE   /* never: --json */
+enum bl_progress_mode {
+    BL_PROGRESS_AUTO,  /* when standard error is a terminal */
+    BL_PROGRESS_LINES, /* asked for: also where it is none, as plain lines */
+    BL_PROGRESS_NONE   /* never: --json */
 };
 
-struct tool_progress {
+struct bl_progress {
     const char *what;           /* borrowed until the end: stands in front of each line */
     uint64_t done, all;         /* bytes */
     uint64_t started, shown;    /* ns, monotonic */
@@ -34,27 +35,22 @@ struct tool_progress {
 };
 
 /* The mode of a verb that was given --json or --progress. */
-enum tool_progress_mode tool_progress_mode(bool json, bool asked);
+enum bl_progress_mode bl_progress_mode(bool json, bool asked);
 
 /* Begins work of `bytes_all` bytes (0: not known, then neither share nor time left is shown). */
-void tool_progress_start(struct tool_progress *progress, const char *what, uint64_t bytes_all,
-                         enum tool_progress_mode mode);
+void bl_progress_start(struct bl_progress *progress, const char *what, uint64_t bytes_all,
+                       enum bl_progress_mode mode);
 
 /* `bytes_done` bytes are done; may be called as often as one likes. */
-void tool_progress_show(struct tool_progress *progress, uint64_t bytes_done);
+void bl_progress_show(struct bl_progress *progress, uint64_t bytes_done);
 /* The same at a moment of the monotonic clock, in ns; for tests. */
-void tool_progress_show_at(struct tool_progress *progress, uint64_t bytes_done, uint64_t now_ns);
+void bl_progress_show_at(struct bl_progress *progress, uint64_t bytes_done, uint64_t now_ns);
 
 /* Takes the line away, so that something else can be printed; the next show draws it again. */
-void tool_progress_clear(struct tool_progress *progress);
+void bl_progress_clear(struct bl_progress *progress);
 
 /* The end: takes the line away on a terminal, elsewhere a last line. Seconds since the start. May
  * be called without a start, and twice. */
-double tool_progress_finish(struct tool_progress *progress);
-
-#define TOOL_TEXT_MAX 32
-/* "12.4 GiB"; "1.8 s", "3 min 20 s", "2 h 05 min". Into `ret`, which is returned. */
-const char *ckpt_tool_size(char ret[TOOL_TEXT_MAX], uint64_t bytes);
-const char *ckpt_tool_seconds(char ret[TOOL_TEXT_MAX], double seconds);
+double bl_progress_finish(struct bl_progress *progress);
 
 #endif
