@@ -448,3 +448,23 @@ void cluster_node_up(struct cluster *c, uint32_t node)
     c->nodes[node].up = 1;
     core_leader_on_node_up(c->leader, c->nodes[node].name, c->now);
 }
+
+void cluster_leave(struct cluster *c, uint32_t flags)
+{
+    for (uint32_t i = 0; i < c->proc_count; i++) {
+        if (c->procs[i].state == WIRE_RANK_RUNNING) {
+            c->procs[i].state = WIRE_RANK_LEAVING;
+            c->procs[i].stop_flags = flags;
+            c->procs[i].arena_pinned = 1;
+        }
+    }
+}
+
+struct core_status_root cluster_root_status(struct cluster *c, uint32_t root)
+{
+    struct core_status status;
+    core_leader_status(c->leader, &status, c->now);
+    struct core_status_root ret = status.roots[root];
+    core_status_close(&status);
+    return ret;
+}

@@ -65,6 +65,11 @@ void cluster_settle(struct cluster *c);
 void cluster_pass(struct cluster *c, uint64_t ms);
 /* Every running rank does one step. */
 void cluster_step(struct cluster *c);
+/* Every running rank leaves with these BELAY_VOTE_ flags, its newest state pinned for the last
+ * save. */
+void cluster_leave(struct cluster *c, uint32_t flags);
+/* What the leader's status says of a root. */
+struct core_status_root cluster_root_status(struct cluster *c, uint32_t root);
 struct cluster_proc *cluster_rank(struct cluster *c, uint32_t rank);
 void cluster_die(struct cluster *c, struct cluster_proc *p, int code, int signal);
 void cluster_node_down(struct cluster *c, uint32_t node);

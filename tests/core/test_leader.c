@@ -290,17 +290,6 @@ static void test_digest_that_differs_never_runs(void **state)
     cluster_close(&c);
 }
 
-static void leave_all(struct cluster *c, uint32_t flags)
-{
-    for (uint32_t i = 0; i < c->proc_count; i++) {
-        if (c->procs[i].state == WIRE_RANK_RUNNING) {
-            c->procs[i].state = WIRE_RANK_LEAVING;
-            c->procs[i].stop_flags = flags;
-            c->procs[i].arena_pinned = 1;
-        }
-    }
-}
-
 static void test_last_save_is_committed_before_leaving(void **state)
 {
     static const struct core_root roots[] = {{"/r", 0}};
@@ -313,7 +302,7 @@ static void test_last_save_is_committed_before_leaving(void **state)
     for (int i = 0; i < 3; i++) {
         cluster_step(&c);
     }
-    leave_all(&c, BELAY_VOTE_FINAL);
+    cluster_leave(&c, BELAY_VOTE_FINAL);
     cluster_pass(&c, 1000);
     assert_true(c.finished);
     assert_int_equal(c.verdict, WIRE_VERDICT_FINISHED);
@@ -331,7 +320,7 @@ static void test_digest_of_the_end_outlives_the_leader(void **state)
     cluster_init(&c, 2, 4, 4);
     cluster_pass(&c, 200);
     cluster_step(&c);
-    leave_all(&c, BELAY_VOTE_FINAL);
+    cluster_leave(&c, BELAY_VOTE_FINAL);
     cluster_pass(&c, 1000);
     assert_true(c.finished);
     const struct wire_record *end = &c.stored;
@@ -360,7 +349,7 @@ static void test_last_save_that_fails_three_times_says_so(void **state)
     c.commit_rc = -28;
     cluster_pass(&c, 200);
     cluster_step(&c);
-    leave_all(&c, BELAY_VOTE_STOP);
+    cluster_leave(&c, BELAY_VOTE_STOP);
     cluster_pass(&c, 5000);
     assert_true(c.finished);
     assert_int_equal(c.verdict, WIRE_VERDICT_SAVE_FAILED);

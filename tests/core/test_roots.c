@@ -34,26 +34,6 @@ static void roots_step(struct cluster *c)
     cluster_pass(c, 300);
 }
 
-static void roots_leave(struct cluster *c, uint32_t flags)
-{
-    for (uint32_t i = 0; i < c->proc_count; i++) {
-        if (c->procs[i].state == WIRE_RANK_RUNNING) {
-            c->procs[i].state = WIRE_RANK_LEAVING;
-            c->procs[i].stop_flags = flags;
-            c->procs[i].arena_pinned = 1;
-        }
-    }
-}
-
-static struct core_status_root root_status(struct cluster *c, uint32_t root)
-{
-    struct core_status status;
-    core_leader_status(c->leader, &status, c->now);
-    struct core_status_root ret = status.roots[root];
-    core_status_close(&status);
-    return ret;
-}
-
 static int is_kept(const struct cluster *c, uint64_t step)
 {
     for (uint32_t i = 0; i < WIRE_SAVES_MAX; i++) {
@@ -73,17 +53,18 @@ static void test_slow_root_holds_its_step_and_not_the_other_root(void **state)
     for (int i = 0; i < 4; i++) {
         roots_step(&c);
     }
-    assert_int_equal(root_status(&c, LOCAL).committed_step, 4);
-    assert_int_equal(root_status(&c, LOCAL).committed, 4);
-    assert_true(root_status(&c, SHARED).committed_step == UINT64_MAX);
-    assert_int_equal(root_status(&c, SHARED).skipped, 1); /* step 4: that of 2 is being written */
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed_step, 4);
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed, 4);
+    assert_true(cluster_root_status(&c, SHARED).committed_step == UINT64_MAX);
+    assert_int_equal(cluster_root_status(&c, SHARED).skipped,
+                     1); /* step 4: that of 2 is being written */
     assert_int_equal(c.nodes[0].directive.saves_through, 4);
     assert_true(is_kept(&c, 2));
     assert_int_equal(c.nodes[0].directive.unpin_through,
                      1); /* for who knows nothing of kept ones */
     c.held_roots = 0;
     cluster_pass(&c, 500);
-    assert_int_equal(root_status(&c, SHARED).committed_step, 2);
+    assert_int_equal(cluster_root_status(&c, SHARED).committed_step, 2);
     assert_false(is_kept(&c, 2));
     assert_int_equal(c.nodes[0].directive.unpin_through, 4);
     cluster_close(&c);
@@ -109,14 +90,14 @@ static void test_stuck_root_is_left_out_and_comes_back(void **state)
     roots_step(&c);
     roots_step(&c);
     assert_int_equal(c.events[CORE_EVENT_ROOT_STUCK], 1);
-    assert_int_equal(root_status(&c, SHARED).stuck, 1);
-    assert_int_equal(root_status(&c, SHARED).skipped, 1);
-    assert_int_equal(root_status(&c, LOCAL).committed_step, 2);
+    assert_int_equal(cluster_root_status(&c, SHARED).stuck, 1);
+    assert_int_equal(cluster_root_status(&c, SHARED).skipped, 1);
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed_step, 2);
     core_leader_on_root(c.leader, SHARED, 0, "", c.now);
     roots_step(&c);
     roots_step(&c);
     assert_int_equal(c.events[CORE_EVENT_ROOT_BACK], 1);
-    assert_int_equal(root_status(&c, SHARED).committed_step, 4);
+    assert_int_equal(cluster_root_status(&c, SHARED).committed_step, 4);
     cluster_close(&c);
 }
 
@@ -127,7 +108,7 @@ static void test_end_does_not_wait_for_a_stuck_root_when_another_has_it(void **s
     roots_init(&c);
     roots_step(&c);
     core_leader_on_root(c.leader, SHARED, 1, "", c.now);
-    roots_leave(&c, BELAY_VOTE_FINAL);
+    cluster_leave(&c, BELAY_VOTE_FINAL);
     cluster_pass(&c, 1500);
     assert_true(c.finished);
     assert_int_equal(c.verdict, WIRE_VERDICT_FINISHED);
@@ -142,7 +123,7 @@ static void test_end_waits_for_stuck_roots_when_none_has_it(void **state)
     core_leader_on_root(c.leader, LOCAL, 1, "", c.now);
     core_leader_on_root(c.leader, SHARED, 1, "", c.now);
     roots_step(&c);
-    roots_leave(&c, BELAY_VOTE_FINAL);
+    cluster_leave(&c, BELAY_VOTE_FINAL);
     cluster_pass(&c, 2000);
     assert_false(c.finished);
     core_leader_on_root(c.leader, SHARED, 0, "", c.now);
@@ -162,9 +143,9 @@ static void test_end_does_not_wait_for_a_root_that_gives_errors(void **state)
     c.scan_failed = 1u << SHARED;
     roots_step(&c);
     roots_step(&c);
-    assert_int_equal(root_status(&c, LOCAL).committed_step, 2);
-    assert_int_equal(root_status(&c, SHARED).failing, 1);
-    roots_leave(&c, BELAY_VOTE_FINAL);
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed_step, 2);
+    assert_int_equal(cluster_root_status(&c, SHARED).failing, 1);
+    cluster_leave(&c, BELAY_VOTE_FINAL);
     cluster_pass(&c, 2000);
     assert_true(c.finished);
     assert_int_equal(c.verdict, WIRE_VERDICT_FINISHED);
@@ -267,12 +248,12 @@ static void test_end_goes_to_all_roots(void **state)
     (void)state;
     roots_init(&c);
     roots_step(&c);
-    roots_leave(&c, BELAY_VOTE_STOP);
+    cluster_leave(&c, BELAY_VOTE_STOP);
     cluster_pass(&c, 1000);
     assert_true(c.finished);
     assert_int_equal(c.verdict, WIRE_VERDICT_STOPPED);
-    assert_int_equal(root_status(&c, SHARED).committed_step, 1);
-    assert_int_equal(root_status(&c, LOCAL).replicated, 1);
+    assert_int_equal(cluster_root_status(&c, SHARED).committed_step, 1);
+    assert_int_equal(cluster_root_status(&c, LOCAL).replicated, 1);
     cluster_close(&c);
 }
 
@@ -293,7 +274,7 @@ static void test_save_on_request_goes_to_all_roots(void **state)
     core_status_close(&status);
     c.held_roots = 0;
     cluster_pass(&c, 500);
-    assert_int_equal(root_status(&c, SHARED).committed_step, 1);
+    assert_int_equal(cluster_root_status(&c, SHARED).committed_step, 1);
     core_leader_status(c.leader, &status, c.now);
     assert_int_equal(status.save_asked, 0);
     core_status_close(&status);
@@ -320,9 +301,9 @@ static void test_interval_is_chosen_from_what_is_measured(void **state)
         cluster_step(&c);
     }
     assert_in_range(c.events[CORE_EVENT_SAVE_INTERVAL], 1, 2);
-    assert_int_equal(root_status(&c, 0).is_auto, 1);
-    assert_int_equal(c.nodes[0].directive.every[0], root_status(&c, 0).every);
-    assert_true(root_status(&c, 0).every != 100);
+    assert_int_equal(cluster_root_status(&c, 0).is_auto, 1);
+    assert_int_equal(c.nodes[0].directive.every[0], cluster_root_status(&c, 0).every);
+    assert_true(cluster_root_status(&c, 0).every != 100);
     cluster_close(&c);
 }
 

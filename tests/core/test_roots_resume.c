@@ -16,15 +16,6 @@
 
 static const struct core_root two_roots[] = {{"/local", 1}, {"/shared", 2}};
 
-static struct core_status_root root_status(struct cluster *c, uint32_t root)
-{
-    struct core_status status;
-    core_leader_status(c->leader, &status, c->now);
-    struct core_status_root ret = status.roots[root];
-    core_status_close(&status);
-    return ret;
-}
-
 /* What a scan finds: step 6 on both roots. */
 static void disk_fill(struct core_checkpoint disk[2])
 {
@@ -105,7 +96,7 @@ static void test_damaged_checkpoint_is_not_chosen(void **state)
     c.leader = core_leader_new(&c.config, c.now);
     assert_non_null(c.leader);
     core_leader_on_verified(c.leader, LOCAL, 6, "step-6", BL_EDIGEST, "chunk 3", 1, c.now);
-    assert_int_equal(root_status(&c, LOCAL).verify_failed_step, 6);
+    assert_int_equal(cluster_root_status(&c, LOCAL).verify_failed_step, 6);
     cluster_pass(&c, 1000);
     assert_int_equal(c.events[CORE_EVENT_VERIFY_FAILED], 1);
     assert_string_equal(c.nodes[0].directive.plan.disk_root, "/shared");
@@ -247,10 +238,10 @@ static void test_damaged_checkpoint_that_is_mended_counts_again(void **state)
     c.leader = core_leader_new(&c.config, c.now);
     assert_non_null(c.leader);
     core_leader_on_verified(c.leader, LOCAL, 6, "step-6", BL_EDIGEST, "chunk 3", 1, c.now);
-    assert_int_equal(root_status(&c, SHARED).replicated, 0);
+    assert_int_equal(cluster_root_status(&c, SHARED).replicated, 0);
     core_leader_on_verified(c.leader, LOCAL, 6, "step-6", 0, "", 1, c.now);
-    assert_true(root_status(&c, LOCAL).verify_failed_step == UINT64_MAX);
-    assert_int_equal(root_status(&c, SHARED).replicated, 1);
+    assert_true(cluster_root_status(&c, LOCAL).verify_failed_step == UINT64_MAX);
+    assert_int_equal(cluster_root_status(&c, SHARED).replicated, 1);
     cluster_pass(&c, 1000);
     assert_string_equal(c.nodes[0].directive.plan.disk_root, "/local");
     assert_int_equal(c.leader->disk_failures, 0); /* resumed, not failed */
@@ -290,8 +281,8 @@ static void test_record_of_one_root_is_taken_over(void **state)
     memset(record.roots, 0, sizeof(record.roots));
     record.root_count = 0;
     cluster_pass(&c, 1000);
-    assert_int_equal(root_status(&c, LOCAL).committed_step, 6);
-    assert_true(root_status(&c, SHARED).committed_step == UINT64_MAX);
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed_step, 6);
+    assert_true(cluster_root_status(&c, SHARED).committed_step == UINT64_MAX);
     cluster_close(&c);
 }
 
