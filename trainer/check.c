@@ -37,13 +37,16 @@ static void print_memory(const struct train_rank *rank, const struct bl_job *job
     uint64_t model = train_model_bytes(&job->model, job->train.seq_len, job->train.micro_batch,
                                        job->threads != 0 ? job->threads : 1);
     uint64_t grads = lane_sum_bytes(&rank->shard, job->lanes);
-    uint64_t state = rank->shard.slot_bytes;
+    uint32_t slots = 2 + (job->root_count != 0 ? job->root_count : 1); /* as the plan has it */
+    uint64_t state = slots * rank->shard.slot_bytes;
+    char name[32];
     printf("memory of a rank, with %u ranks:\n", job->ranks);
     print_bytes("weights", rank->params_bytes);
     print_bytes("activations", model);
     print_bytes("gradients", grads);
-    print_bytes("three slots", 3 * state);
-    print_bytes("sum", rank->params_bytes + model + grads + 3 * state);
+    snprintf(name, sizeof name, "%u slots", slots);
+    print_bytes(name, state);
+    print_bytes("sum", rank->params_bytes + model + grads + state);
 }
 
 int train_check_main(const char *job_path)
