@@ -5,10 +5,25 @@
 
 #include "trainer/weights.h"
 
-/* The first size that differs, or NULL. */
+static int rope_is_stretched(const struct bl_job_model *model)
+{
+    return model->rope_factor > 1;
+}
+
+static int rope_differs(const struct bl_job_model *a, const struct bl_job_model *b)
+{
+    if (rope_is_stretched(a) != rope_is_stretched(b)) {
+        return 1;
+    }
+    return rope_is_stretched(a) &&
+           (a->rope_factor != b->rope_factor || a->rope_low != b->rope_low ||
+            a->rope_high != b->rope_high || a->rope_context != b->rope_context);
+}
+
+/* The first option of the model that differs, or NULL. */
 static const char *model_difference(const struct bl_job_model *a, const struct bl_job_model *b)
 {
-    return a->arch != b->arch               ? "architecture"
+    return a->arch != b->arch               ? "arch"
            : a->layers != b->layers         ? "layers"
            : a->dim != b->dim               ? "dim"
            : a->hidden != b->hidden         ? "hidden"
@@ -16,7 +31,10 @@ static const char *model_difference(const struct bl_job_model *a, const struct b
            : a->kv_heads != b->kv_heads     ? "kv_heads"
            : a->vocab != b->vocab           ? "vocab"
            : a->tied != b->tied             ? "tied"
+           : a->bias != b->bias             ? "bias"
+           : a->context != b->context       ? "context"
            : a->rope_theta != b->rope_theta ? "rope_theta"
+           : rope_differs(a, b)             ? "rope_factor"
            : a->norm_eps != b->norm_eps     ? "norm_eps"
                                             : NULL;
 }
@@ -40,25 +58,13 @@ static int wanted(const struct train_shard *shard, struct bl_extent_list *list,
 {
     uint32_t count;
     const struct train_tensor *tensors = train_model_tensors(shard->model, &count);
-    for (uint32_t i = 0; i < shard->extent_count; i++) {
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < shard->extent_count; i++) {
         const struct train_extent *e = &shard->extents[i];
-        const struct train_tensor *t = &tensors[e->tensor];
-        struct bl_tensor tensor = {.kind = BL_KIND_PARAM, .dtype = BL_F32, .dims = t->dims};
-        struct bl_extent extent;
-        uint32_t index;
-        memcpy(tensor.name, t->name, sizeof tensor.name);
-        memcpy(tensor.shape, t->shape, t->dims * sizeof tensor.shape[0]);
-        int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
-        if (rc == 0) {
-            bl_extent_whole(&extent, &tensor, index, e->flat_lo, e->flat_hi);
-            extent.offset = e->offset[TRAIN_WEIGHT];
-            rc = bl_extent_list_add(list, &extent);
-        }
-        if (rc != 0) {
-            return rc;
-        }
+        rc = train_weights_want(list, &tensors[e->tensor], e->flat_lo, e->flat_hi,
+                                e->offset[TRAIN_WEIGHT], msg);
     }
-    return 0;
+    return rc;
 }
 
 int train_start(const struct train_rank *rank, void *slot, struct bl_errmsg *msg)

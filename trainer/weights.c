@@ -51,30 +51,21 @@ static int open_checkpoint(struct train_weights *weights, const char *path, stru
     return rc;
 }
 
-/* All weights of the model, where the flat buffer has them. */
-static int wanted_weights(const struct train_model *model, struct bl_extent_list *list,
-                          struct bl_errmsg *msg)
+int train_weights_want(struct bl_extent_list *list, const struct train_tensor *weight, uint64_t lo,
+                       uint64_t hi, uint64_t offset, struct bl_errmsg *msg)
 {
-    uint32_t count;
-    const struct train_tensor *tensors = train_model_tensors(model, &count);
-    memset(list, 0, sizeof *list);
-    for (uint32_t i = 0; i < count; i++) {
-        struct bl_tensor tensor = {.kind = BL_KIND_PARAM, .dtype = BL_F32, .dims = tensors[i].dims};
-        struct bl_extent extent;
-        uint32_t index;
-        memcpy(tensor.name, tensors[i].name, sizeof tensor.name);
-        memcpy(tensor.shape, tensors[i].shape, tensors[i].dims * sizeof tensor.shape[0]);
-        int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
-        if (rc == 0) {
-            bl_extent_whole(&extent, &tensor, index, 0, tensors[i].elems);
-            extent.offset = tensors[i].offset * sizeof(float);
-            rc = bl_extent_list_add(list, &extent);
-        }
-        if (rc != 0) {
-            return rc;
-        }
+    struct bl_tensor tensor = {.kind = BL_KIND_PARAM, .dtype = BL_F32, .dims = weight->dims};
+    struct bl_extent extent;
+    uint32_t index;
+    memcpy(tensor.name, weight->name, sizeof tensor.name);
+    memcpy(tensor.shape, weight->shape, weight->dims * sizeof tensor.shape[0]);
+    int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
+    if (rc == 0) {
+        bl_extent_whole(&extent, &tensor, index, lo, hi);
+        extent.offset = offset;
+        rc = bl_extent_list_add(list, &extent);
     }
-    return 0;
+    return rc;
 }
 
 static int load_checkpoint(struct train_weights *weights, const struct train_model *model,
@@ -82,7 +73,13 @@ static int load_checkpoint(struct train_weights *weights, const struct train_mod
 {
     struct bl_extent_list list = {0};
     struct ckpt_load_result result;
-    int rc = wanted_weights(model, &list, msg);
+    uint32_t count;
+    const struct train_tensor *tensors = train_model_tensors(model, &count);
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < count; i++) {
+        rc = train_weights_want(&list, &tensors[i], 0, tensors[i].elems,
+                                tensors[i].offset * sizeof(float), msg);
+    }
     if (rc == 0) {
         const struct ckpt_dest dest = {.list = &list, .base = params};
         rc = ckpt_load(weights->store, weights->dir, &dest, 1, &result, msg);

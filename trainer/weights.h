@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights to sample with, from wherever they lie: which model they are of, and the weights. */
+/* Weights to sample with or to begin from, wherever they lie: which model they are of, and the
+ * weights. */
 #ifndef TRAIN_TRAINER_WEIGHTS_H
 #define TRAIN_TRAINER_WEIGHTS_H
 
@@ -20,14 +21,20 @@ struct train_weights {
 
 /* Opens `path`: a checkpoint, a root (its newest good one is taken), a directory of Hugging Face's
  * or a llama2.c file, and finds out the model. `config` NULL: the model that the files say; else it
- * is that one, and only checkpoints can be opened. BL_ENOTBUILT for a model that the trainer has
- * not (GPT-2, stretched rotary positions). Close also after an error. */
+ * is that one, and only checkpoints can be opened. BL_EFORMAT for files that do not hold the model
+ * that they say. Close also after an error. */
 BL_MUST_CHECK int train_weights_open(struct train_weights *weights, const char *path,
                                      const struct bl_job_model *config, struct bl_errmsg *msg);
 
 /* Fills params[train_model_buffer_elems], which the caller zeroed. */
 BL_MUST_CHECK int train_weights_load(struct train_weights *weights, const struct train_model *model,
                                      float *params, struct bl_errmsg *msg);
+
+/* Adds flat elements [lo, hi) of a weight to what a load wants; they go to `offset` bytes from its
+ * base. -ENOMEM. */
+BL_MUST_CHECK int train_weights_want(struct bl_extent_list *list, const struct train_tensor *weight,
+                                     uint64_t lo, uint64_t hi, uint64_t offset,
+                                     struct bl_errmsg *msg);
 
 void train_weights_close(struct train_weights *weights);
 

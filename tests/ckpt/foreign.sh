@@ -235,6 +235,9 @@ sed 's/, init: start//' job.yaml >random.yaml
     complain "the function does not depend on the first weights"
 sed 's/hidden: 12/hidden: 13/' job.yaml >other.yaml
 check 2 'train.init .*start: it is of another model: model.hidden differs' "$train" --job other.yaml
+# The same shapes, but other positions: no tensor would tell.
+sed 's/tied: true/tied: true, rope_factor: 8/' job.yaml >other.yaml
+check 2 'it is of another model: model.rope_factor differs' "$train" --job other.yaml
 sed 's/init: start/init: hf-none/' job.yaml >other.yaml
 check 2 'ckpt-tool import makes one' "$train" --job other.yaml
 
