@@ -23,6 +23,8 @@
 
 enum bl_arch { BL_ARCH_LLAMA, BL_ARCH_GPT2 }; /* places in the option's choices */
 
+enum bl_recompute { BL_RECOMPUTE_NONE, BL_RECOMPUTE_SELECTIVE, BL_RECOMPUTE_FULL };
+
 struct bl_job_model {
     uint32_t arch; /* enum bl_arch */
     uint32_t layers, dim, hidden, heads, kv_heads, vocab;
@@ -48,6 +50,7 @@ struct bl_job_train {
     uint32_t eval_batches;
     double eval_split;       /* last part of the data that is held out, 0 to 0.5 */
     uint32_t reduction_fast; /* 0 exact (default), 1 fast */
+    uint32_t recompute;      /* enum bl_recompute */
 };
 
 struct bl_job_root {
@@ -84,6 +87,8 @@ struct bl_job {
     uint32_t ranks, lanes;
     uint32_t nodes_min; /* placement.nodes: daemons that must be there before the run starts */
     uint32_t tp, pp, zero;
+    uint32_t interleave; /* chunks of layers that each stage holds */
+    uint32_t sequence;   /* sequence parallel between the layers that tp cuts */
     struct bl_job_model model;
     char data_files[BL_JOB_FILES_MAX][BL_PATH_MAX];
     uint32_t data_file_count;

@@ -59,26 +59,36 @@ static int check_name(const struct job_checker *checker)
 static int check_layout(const struct job_checker *checker)
 {
     struct bl_job *job = checker->job;
+    uint32_t place = job->tp * job->pp; /* ranks that hold one copy of the model together */
+    if (job->ranks % place != 0) {
+        return check_fail(checker, BL_ECONFIG, "ranks",
+                          "%u ranks are no whole number of copies of %u (layout.tp %u x layout.pp "
+                          "%u): use %u",
+                          job->ranks, place, job->tp, job->pp,
+                          job->ranks < place ? place : job->ranks / place * place);
+    }
     if (job->lanes == 0) {
-        job->lanes = job->ranks;
+        job->lanes = job->ranks / place;
     }
-    if (job->tp != 1) {
-        return check_fail(checker, BL_ENOTBUILT, "layout.tp",
-                          "%u: tensor parallel is not built into this version (use 1)", job->tp);
-    }
-    if (job->pp != 1) {
-        return check_fail(checker, BL_ENOTBUILT, "layout.pp",
-                          "%u: pipeline parallel is not built into this version (use 1)", job->pp);
-    }
-    if (job->zero != 1) {
-        return check_fail(checker, BL_ENOTBUILT, "layout.zero",
-                          "%u: ZeRO stages other than 1 are not built into this version (use 1)",
-                          job->zero);
-    }
-    if (job->lanes < job->ranks) {
+    if (job->lanes < job->ranks / place) {
+        const char *who = place == 1 ? "rank" : "replica";
         return check_fail(checker, BL_ECONFIG, "lanes",
-                          "%u lanes cannot feed %u ranks: each rank needs at least one", job->lanes,
-                          job->ranks);
+                          "%u lanes cannot feed %u %ss: each %s needs at least one", job->lanes,
+                          job->ranks / place, who, who);
+    }
+    if ((uint64_t)job->pp * job->interleave > job->model.layers) {
+        return check_fail(
+            checker, BL_ECONFIG, job->interleave > 1 ? "layout.interleave" : "layout.pp",
+            "%u stages x %u chunks are more than %u layers: at most %u stages", job->pp,
+            job->interleave, job->model.layers, job->model.layers / job->interleave);
+    }
+    if (job->interleave > 1 && job->pp == 1) {
+        return check_fail(checker, BL_ECONFIG, "layout.interleave",
+                          "%u chunks want more than one stage (layout.pp)", job->interleave);
+    }
+    if (job->sequence && job->tp == 1) {
+        return check_fail(checker, BL_ECONFIG, "layout.sequence",
+                          "wants tensor parallel ranks (layout.tp above 1)");
     }
     if (job->snapshot_every != 1) {
         return check_fail(checker, BL_ENOTBUILT, "snapshot.every",
