@@ -64,7 +64,7 @@ void train_shard_close(struct train_shard *shard)
 }
 
 void train_part_name(char name[BL_TENSOR_NAME_MAX], const struct train_tensor *tensor,
-                     enum train_part part)
+                     enum train_state_part part)
 {
     size_t used = strnlen(tensor->name, BL_TENSOR_NAME_MAX);
     size_t suffix = strlen(part_suffix[part]);
@@ -87,13 +87,13 @@ void train_shard_layout(struct train_shard *shard)
     shard->slot_bytes = at;
 }
 
-float *train_extent_data(void *slot, const struct train_extent *extent, enum train_part part)
+float *train_extent_data(void *slot, const struct train_extent *extent, enum train_state_part part)
 {
     return (float *)(void *)((char *)slot + extent->offset[part]);
 }
 
 const float *train_extent_view(const void *slot, const struct train_extent *extent,
-                               enum train_part part)
+                               enum train_state_part part)
 {
     return (const float *)(const void *)((const char *)slot + extent->offset[part]);
 }
@@ -120,9 +120,9 @@ void train_shard_digest(const struct train_shard *shard, const void *slot,
     for (uint32_t i = 0; i < shard->extent_count; i++) {
         const struct train_extent *e = &shard->extents[i];
         for (int part = 0; part < TRAIN_PARTS; part++) {
-            train_part_name(name, &tensors[e->tensor], (enum train_part)part);
+            train_part_name(name, &tensors[e->tensor], (enum train_state_part)part);
             bl_state_digest_add(digest, bl_xxh3(name, strlen(name)), e->flat_lo,
-                                train_extent_view(slot, e, (enum train_part)part),
+                                train_extent_view(slot, e, (enum train_state_part)part),
                                 e->flat_hi - e->flat_lo, sizeof(float));
         }
     }

@@ -20,7 +20,7 @@
 #include "kernels/kern.h"
 #include "trainer/model.h"
 
-enum train_part { TRAIN_WEIGHT = 0, TRAIN_MOMENT1 = 1, TRAIN_MOMENT2 = 2, TRAIN_PARTS = 3 };
+enum train_state_part { TRAIN_WEIGHT = 0, TRAIN_MOMENT1 = 1, TRAIN_MOMENT2 = 2, TRAIN_PARTS = 3 };
 
 struct train_extent {
     uint32_t tensor;              /* in the model's table */
@@ -46,15 +46,15 @@ void train_shard_close(struct train_shard *shard); /* a zeroed one is fine */
 
 /* The name of a part of a tensor: the tensor's own, or with ".exp_avg", ".exp_avg_sq". */
 void train_part_name(char name[BL_TENSOR_NAME_MAX], const struct train_tensor *tensor,
-                     enum train_part part);
+                     enum train_state_part part);
 
 /* Gives every extent its place in a slot of our own. (libbelay gives them under belayd.) */
 void train_shard_layout(struct train_shard *shard);
 
 /* The part of an extent in a slot. */
-float *train_extent_data(void *slot, const struct train_extent *extent, enum train_part part);
+float *train_extent_data(void *slot, const struct train_extent *extent, enum train_state_part part);
 const float *train_extent_view(const void *slot, const struct train_extent *extent,
-                               enum train_part part);
+                               enum train_state_part part);
 
 /* Writes the state of step 0: initial weights, zero moments. */
 void train_shard_fresh(const struct train_shard *shard, void *slot, uint64_t seed,

@@ -66,7 +66,7 @@ static int name_extents(struct life *life, struct bl_errmsg *msg)
             struct train_extent *e = &shard->extents[i];
             const struct train_tensor *t = &tensors[e->tensor];
             char name[BL_TENSOR_NAME_MAX];
-            train_part_name(name, t, (enum train_part)part);
+            train_part_name(name, t, (enum train_state_part)part);
             struct belay_tensor_desc desc = {.size = sizeof desc,
                                              .version = BELAY_VERSION_ABI,
                                              .name = name,
