@@ -7,8 +7,14 @@
  * it. comm_abort may come from any thread at any time and wakes a blocked call within milliseconds;
  * after it, and after any error, a communicator only serves comm_free.
  *
- * Every rank calls the same collectives in the same order with sizes that agree; each exchange has
- * a sequence number that the peers check, so a rank that went another way is an error, not a hang.
+ * A group is a view of some of its ranks, over the same connections: its members call the same
+ * collectives in the same order with sizes that agree; each has a number within its group that the
+ * peers check, so a rank that went another way is an error, not a hang. Groups do not march
+ * together; two that share two members are used in the same order by both. The communicator itself
+ * is the group of all. Point to point, messages go by peer and tag, beside all that.
+ *
+ * One thread at a time uses a communicator (comm_abort: any). Bytes move inside its calls only, and
+ * every call moves all that is under way: a long computation calls comm_poke now and then.
  *
  * Host back end (comm_host*.c): ranks of one node (equal node names) pass bytes through rings in
  * shared memory that leaves no name behind; ranks of different nodes use TCP, on one machine too.
@@ -17,8 +23,9 @@
  * waiting call spins for at most COMM_SPIN_US, and not at all when the node has more ranks than
  * processors; then it sleeps in poll.
  *
- * Sums: nothing here adds floating-point numbers in an order that depends on ranks. The ordered
- * reduce-scatter (lane_sum.h) exchanges slices here and adds them by the lanes' tree.
+ * Sums: floating-point numbers are added in the order of a group's members, ((r0 + r1) + r2) + ...,
+ * whatever arrives first; a sum over lanes that must not know ranks (lane_sum.h) exchanges here and
+ * adds by the lanes' tree.
  */
 #ifndef TRAINER_COMM_H
 #define TRAINER_COMM_H
@@ -33,8 +40,11 @@
     3000 /* for one stranger or slow peer to prove itself, then it is dropped */
 #define COMM_RETRY_MS       10 /* until a peer that is not in this generation yet is tried again */
 #define COMM_ENDPOINT_BYTES 64
+#define COMM_EARLY_BYTES    (64u << 20) /* default of comm_config.early_bytes_max */
 
 struct comm;
+struct comm_group;
+struct comm_request;
 struct comm_listener;
 
 /* Listens on `host` (an IPv4 address; NULL: 127.0.0.1) at a free port. *ret is owned. */
@@ -57,8 +67,10 @@ struct comm_config {
     uint64_t generation;
     uint64_t key[2];               /* secret of the generation, known to its ranks only */
     const struct comm_peer *peers; /* world entries; borrowed by comm_new, copied */
-    uint32_t op_deadline_ms;       /* for one collective; 0: waits until an abort */
-    /* Flight recorder: collective `sequence` is entered (waiting 1) or left (0); may be NULL. */
+    uint32_t op_deadline_ms;       /* for one call; 0: waits until an abort */
+    uint64_t early_bytes_max;      /* of messages that came before their receives; 0: the default */
+    /* Flight recorder: call `sequence` is entered (waiting 1) or left (0); may be NULL. Every
+     * collective of any group and every comm_wait is the next number of this rank. */
     void (*note)(void *ctx, uint64_t sequence, uint32_t waiting);
     void *note_ctx;
 };
@@ -87,8 +99,9 @@ uint32_t comm_world(const struct comm *comm);
 int comm_is_shared(const struct comm *comm, uint32_t peer);
 
 /*
- * Collectives. All return 0, BL_EABORTED, BL_EPEER (a peer is gone; text says which), BL_EDEADLINE,
- * or BL_EPROTO (peers disagree about the collective).
+ * Collectives of all ranks. All calls from here on return 0, BL_EABORTED, BL_EPEER (a peer is gone;
+ * text says which), BL_EDEADLINE, BL_EPROTO (peers disagree about a message), BL_ELIMIT (more
+ * arrived early than may be kept), or -ENOMEM. The first error is final: later calls return it too.
  */
 
 struct comm_part {
@@ -116,5 +129,65 @@ BL_MUST_CHECK int comm_sum_u64(struct comm *comm, uint64_t *values, uint32_t cou
 
 /* Returns after every rank has entered. */
 BL_MUST_CHECK int comm_barrier(struct comm *comm, struct bl_errmsg *msg);
+
+/*
+ * Groups. Made without a message: every member makes it from the same list, and groups of the same
+ * list in the same order. Entries of parts and bounds are by member, in the list's order.
+ */
+
+/* `ranks`: `count` ranks of the world, no two equal, this rank among them; copied. Needs no
+ * connection yet. *ret is owned, and freed before its communicator. */
+BL_MUST_CHECK int comm_group_new(struct comm_group **ret, struct comm *comm, const uint32_t *ranks,
+                                 uint32_t count, struct bl_errmsg *msg);
+void comm_group_free(struct comm_group *group); /* NULL is fine */
+/* The group of all ranks, in their order; view, valid until comm_free. */
+struct comm_group *comm_everyone(struct comm *comm);
+
+uint32_t comm_group_rank(const struct comm_group *group); /* this rank's place in the list */
+uint32_t comm_group_size(const struct comm_group *group);
+
+/* As comm_exchange, comm_allgather, comm_broadcast (root: a place in the list), comm_sum_u64. */
+BL_MUST_CHECK int comm_group_exchange(struct comm_group *group, const struct comm_part *sends,
+                                      const struct comm_part *recvs, struct bl_errmsg *msg);
+BL_MUST_CHECK int comm_group_allgather(struct comm_group *group, void *base, const uint64_t *bounds,
+                                       struct bl_errmsg *msg);
+BL_MUST_CHECK int comm_group_broadcast(struct comm_group *group, uint32_t root, void *data,
+                                       uint64_t bytes, struct bl_errmsg *msg);
+BL_MUST_CHECK int comm_group_sum_u64(struct comm_group *group, uint64_t *values, uint32_t count,
+                                     struct bl_errmsg *msg);
+
+/* data[count] = the members' data added element by element in the list's order, each addition
+ * rounded to float: ((d0 + d1) + d2) + ...; all members get the same bits. In place. */
+BL_MUST_CHECK int comm_group_sum_f32(struct comm_group *group, float *data, uint64_t count,
+                                     struct bl_errmsg *msg);
+
+/* The same sums, of the own slice only: member m owns elements [bounds[m], bounds[m+1]) of data
+ * (size + 1 entries, equal on all). The other elements stay as they are. */
+BL_MUST_CHECK int comm_group_reduce_scatter_f32(struct comm_group *group, float *data,
+                                                const uint64_t *bounds, struct bl_errmsg *msg);
+
+/*
+ * Point to point. A message of `to` is matched by the peer and its tag with a receive of the same
+ * size, equal tags in the order of the calls. Starting never waits, and touches nobody that is not
+ * ready. A message that arrives before its receive is kept, early_bytes_max bytes in all; beyond
+ * that it waits at the sender's side, and a call that waits for something behind it is BL_ELIMIT.
+ */
+
+/* `data` is not written to, and must stay as it is until comm_wait. Done means handed over (copied
+ * to the ring or the socket), not received. 0 bytes are a message as well. `to` is another rank.
+ * *ret is given back to comm_wait, exactly once. */
+BL_MUST_CHECK int comm_send_start(struct comm *comm, uint32_t to, uint64_t tag, const void *data,
+                                  uint64_t bytes, struct comm_request **ret, struct bl_errmsg *msg);
+/* `data` belongs to the receive until comm_wait. */
+BL_MUST_CHECK int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag, void *data,
+                                  uint64_t bytes, struct comm_request **ret, struct bl_errmsg *msg);
+
+/* Waits until the request is done, and frees it; after an error comm_free does. NULL: done. */
+BL_MUST_CHECK int comm_wait(struct comm *comm, struct comm_request *request, struct bl_errmsg *msg);
+/* Whether comm_wait would return at once. Moves nothing. */
+int comm_is_done(const struct comm_request *request);
+
+/* Moves what goes without waiting. An error is kept for the next call that returns one. */
+void comm_poke(struct comm *comm);
 
 #endif
