@@ -86,6 +86,8 @@ struct belay_plan {
     const struct belay_peer *peers; /* world entries; view, valid until the next belay_next */
     const char *job_json;           /* the frozen job; view, valid until belay_leave */
     uint64_t save_every; /* steps between saves (0: none): libbelay sets BELAY_VOTE_SAVE itself */
+    uint32_t tp, pp; /* the generation's layout: rank = (d * pp + p) * tp + t with t < tp, p < pp,
+                        d < world / (pp * tp). tp is the job's for ever; pp is the job's or less */
 };
 
 struct belay_tensor_desc {

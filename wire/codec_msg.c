@@ -79,8 +79,20 @@ static const struct codec_field fields_plan[] = {
     F_U64(wire_plan, save_every),
     F_U32(wire_plan, slots),
     F_MSGS_IN(wire_plan, places, place_count, WIRE_JOB_ROOTS - 1, &codec_place),
+    F_U32(wire_plan, tp),
+    F_U32(wire_plan, pp),
 };
-static CODEC_TABLE(plan, wire_plan, plan, NULL);
+static int plan_check(const void *message, struct bl_errmsg *msg)
+{
+    const struct wire_plan *plan = message;
+    uint64_t copy = (uint64_t)(plan->tp ? plan->tp : 1) * (plan->pp ? plan->pp : 1);
+    if (plan->world % copy) {
+        return bl_err(msg, BL_EFORMAT, "%u ranks in copies of %u x %u (tp x pp)", plan->world,
+                      plan->tp, plan->pp);
+    }
+    return 0;
+}
+static CODEC_TABLE(plan, wire_plan, plan, plan_check);
 
 static const struct codec_field fields_slot_info[] = {
     F_ENUM(wire_slot_info, state, WIRE_SLOT_SEALED),

@@ -276,6 +276,8 @@ static int plan_take(struct belay *b, struct belay_plan *ret)
         .peers = b->peers,
         .job_json = b->job_json,
         .save_every = b->plan.save_every,
+        .tp = b->plan.tp ? b->plan.tp : 1,
+        .pp = b->plan.pp ? b->plan.pp : 1,
     };
     plan.size = ret->size && ret->size < sizeof(plan) ? ret->size : (uint32_t)sizeof(plan);
     memcpy(ret, &plan, plan.size);

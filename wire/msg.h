@@ -100,6 +100,8 @@ struct wire_plan {
     uint32_t place_count;
     struct wire_place
         places[WIRE_JOB_ROOTS - 1]; /* further checkpoints of s* with the same state */
+    uint32_t tp, pp; /* ranks are (d * pp + p) * tp + t; world is a multiple of pp * tp. 0 in what
+                        was stored before there were layouts: 1 */
 };
 
 void wire_plan_close(struct wire_plan *plan); /* frees the arrays; NULL is fine */

@@ -83,6 +83,7 @@ void fake_plan(struct fake *fake)
         memcpy(member->endpoint, rank->report.endpoint, sizeof(member->endpoint));
         memcpy(member->vote_addr, rank->report.vote_addr, sizeof(member->vote_addr));
     }
+    plan->pp = plan->world; /* no tp: as what was stored before there were layouts */
     if (fake->disk_only) {
         plan->step = fake->disk_step;
         snprintf(plan->disk_root, sizeof(plan->disk_root), "/root");

@@ -152,6 +152,11 @@ static void table_random(const struct codec_table *table, char *message,
     for (uint32_t i = 0; i < table->field_count; i++) {
         field_random(&table->fields[i], message, random);
     }
+    if (strcmp(table->name, "wire_plan") == 0) { /* whole copies of tp x pp ranks */
+        struct wire_plan *plan = (void *)message;
+        plan->tp = plan->world % 2 ? plan->world : 0;
+        plan->pp = plan->world % 2 ? 1 : plan->world;
+    }
     if (table == &codec_rank_directive) { /* the rank must be one of the plan's */
         struct wire_rank_directive *directive = (void *)message;
         directive->has_plan = directive->plan.world != 0;
