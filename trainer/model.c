@@ -77,14 +77,15 @@ static void lay_out(struct train_model *model, struct arena_cursor *cursor)
 
 /* Table and sizes, without the arena. */
 static int model_measure(struct train_model **ret, const struct bl_job_model *config,
-                         uint32_t seq_len, uint32_t micro_batch, uint32_t threads,
-                         struct bl_errmsg *msg)
+                         const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                         uint32_t threads, struct bl_errmsg *msg)
 {
     struct train_model *model = calloc(1, sizeof *model);
     if (model == NULL) {
         return bl_err_code(msg, -ENOMEM, "model");
     }
     model->config = *config;
+    model->part = *part;
     model->seq_len = seq_len;
     model->micro_batch = micro_batch;
     model->threads = threads;
@@ -116,8 +117,18 @@ void model_rope_table(const struct train_model *model, float *table, uint32_t po
 int train_model_new(struct train_model **ret, const struct bl_job_model *config, uint32_t seq_len,
                     uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg)
 {
+    return train_model_new_part(ret, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, msg);
+}
+
+int train_model_new_part(struct train_model **ret, const struct bl_job_model *config,
+                         const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                         uint32_t threads, struct bl_errmsg *msg)
+{
     struct train_model *model = NULL;
-    int rc = model_measure(&model, config, seq_len, micro_batch, threads, msg);
+    if (part->pp * part->chunks != 1 || part->sets != 1 || part->recompute != 0) {
+        return bl_err(msg, BL_ENOTBUILT, "the model has one stage, one set, no recomputation yet");
+    }
+    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
     if (rc < 0) {
         return rc;
     }
@@ -146,6 +157,8 @@ void train_model_free(struct train_model *model)
     free(model->arena);
     free(model->layers);
     free(model->tensors);
+    free(model->units);
+    free(model->first_layer);
     free(model);
 }
 
@@ -153,7 +166,7 @@ uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
                            uint32_t micro_batch, uint32_t threads)
 {
     struct train_model *model = NULL;
-    if (model_measure(&model, config, seq_len, micro_batch, threads, NULL) < 0) {
+    if (model_measure(&model, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, NULL) < 0) {
         return 0;
     }
     uint64_t bytes = model->arena_elems * sizeof(float);
@@ -171,4 +184,15 @@ int model_tokens_check(const struct train_model *model, const int32_t *tokens, u
         }
     }
     return 0;
+}
+
+int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
+                       const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                       uint32_t threads, struct bl_errmsg *msg)
+{
+    struct train_model *model = NULL;
+    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
+    train_model_free(model);
+    (void)ret;
+    return rc < 0 ? rc : bl_err(msg, BL_ENOTBUILT, "memory by kind");
 }

@@ -2,12 +2,19 @@
 /*
  * The model on one rank, Llama or GPT-2: its logical tensors, its step of arithmetic, sampling.
  *
- * Parameters live in one flat fp32 buffer of `buffer_elems`, owned by the caller. Every logical
- * tensor starts on a border of KERN_BLOCK (4,096) elements, so that ZeRO borders cut at blocks
- * never split one; the gaps hold zeros (gradients: zeros; AdamW keeps them zero). Gradients have
- * the same layout and, with a tied head, one more region at the end: head and embedding keep
- * separate accumulators through the lane tree and are added once after it
- * (train_model_tied_finish).
+ * A rank has all of a model or a part of it (struct train_part): a slice of every layer (tensor
+ * parallel), some of the layers (pipeline). What is where:
+ *
+ *     flat order    the whole model as this tp rank has it; tensors on borders of KERN_BLOCK
+ * (4,096) | unit 0 embed | unit 1 layer 0 | unit 2 layer 1 | ... | unit L+1 norm, head | local
+ * order   the units that this rank has, packed | unit 1 layer 0 | unit 2 layer 1 | params local
+ * order, fp32, then a copy of the embedding when the head is tied to one that lies on another stage
+ *     grads         local order, fp32, then on the rank that has a tied head the head's own region:
+ *                   head and embedding keep separate accumulators through the lane tree and are
+ *                   added once after it (train_model_tied_finish)
+ *
+ * Tensors start on blocks so that ZeRO borders cut at blocks never split one; the gaps hold zeros
+ * (gradients: zeros; AdamW keeps them zero). Buffers are the caller's.
  *
  * Order of tensors, by the names that Hugging Face users know, each with its shape (rows are
  * outputs; the linear layers compute x w^T):
@@ -53,58 +60,184 @@
 #include "base/job.h"
 #include "kernels/kern.h"
 
+/* Which part of the model a rank has. Zeroed but for tp, pp, chunks and sets of 1: all of it. */
+struct train_part {
+    uint32_t tp, tp_rank; /* slices of each layer, and which one */
+    uint32_t pp, stage;   /* stages, and which one */
+    uint32_t chunks;      /* of layers on each stage: chunk c is virtual stage c * pp + stage */
+    uint32_t sets;        /* forward passes that may wait for their backward */
+    uint32_t recompute;   /* enum bl_recompute: what backward makes again instead of keeping */
+    uint32_t sequence;    /* tp > 1: between the products the stream is cut by rows */
+};
+#define TRAIN_PART_WHOLE ((struct train_part){.tp = 1, .pp = 1, .chunks = 1, .sets = 1})
+
+#define TRAIN_NOT_HERE UINT64_MAX
+
 struct train_tensor {
     char name[BL_TENSOR_NAME_MAX];
     uint64_t name_hash; /* bl_xxh3 of the name */
     uint32_t dims;      /* 1 or 2 */
-    uint64_t shape[2];
-    uint64_t elems;  /* product of the shape */
-    uint64_t offset; /* elements from the start of the flat buffer; a multiple of KERN_BLOCK */
+    uint64_t shape[2];  /* of the logical tensor; the second is 1 with one dimension */
+    uint64_t lo[2];     /* box of it that this tp rank has: [lo, hi) of each dimension */
+    uint64_t hi[2];
+    uint64_t elems;  /* in the box; row-major in the buffers */
+    uint64_t offset; /* of the box, elements in flat order; a multiple of KERN_BLOCK */
+    uint64_t local;  /* in local order, or TRAIN_NOT_HERE */
+    uint32_t unit;   /* that it lies in */
+    uint32_t owner;  /* lowest tp rank with the same box: it alone owns the state */
     uint32_t decay;  /* 1: weight decay applies (matrices), 0: it does not (norms, biases) */
     double init_std; /* normal(0, init_std) at the start; 0: all are init_fill */
     float init_fill;
 };
 
+/* Tensors that come and go together: 0 the embedding (and positions), 1 + L layer L, layers + 1 the
+ * final norm (and an untied head). With a tied head layers + 2 is a unit without state: its weights
+ * are the embedding's [V, C], its gradient the head's own region. */
+struct train_unit {
+    uint64_t offset; /* in flat order; layers + 2: the end of it */
+    uint64_t elems;  /* a multiple of KERN_BLOCK */
+    uint64_t local;  /* in local order, and in grads; or TRAIN_NOT_HERE */
+    uint32_t vstage; /* virtual stage that has it */
+};
+
 struct train_model; /* configuration, tensor table and activations; trainer/model_internal.h */
 
-/* Makes the model for sequences of seq_len tokens, micro_batch of them a pass, and takes all memory
- * that passes will ever need, for a pool of up to `threads`. Owned; train_model_free. BL_ECONFIG
- * with text for a shape that cannot be (dim not a multiple of heads, odd head size, heads not a
- * multiple of kv_heads, zeros, over limits), -ENOMEM with the bytes wanted. */
+/* Bytes that a model takes. */
+struct train_memory {
+    uint64_t set;     /* activations of one set */
+    uint64_t sets;    /* all of them */
+    uint64_t logits;  /* with their gradient; on the last stage */
+    uint64_t scratch; /* of a pass, shared by all sets */
+    uint64_t total;
+};
+
+/* Makes a part of the model for sequences of seq_len tokens, micro_batch of them a pass, and takes
+ * all memory that passes will ever need, for a pool of up to `threads`. *ret is owned;
+ * train_model_free. BL_ECONFIG with text for a shape or part that cannot be (dim not a multiple of
+ * heads, odd head size, heads not a multiple of kv_heads, more stages than layers, more slices than
+ * heads, zeros, over limits), -ENOMEM with the bytes wanted, BL_ENOTBUILT. */
+BL_MUST_CHECK int train_model_new_part(struct train_model **ret, const struct bl_job_model *config,
+                                       const struct train_part *part, uint32_t seq_len,
+                                       uint32_t micro_batch, uint32_t threads,
+                                       struct bl_errmsg *msg);
+/* The whole model with one set. */
 BL_MUST_CHECK int train_model_new(struct train_model **ret, const struct bl_job_model *config,
                                   uint32_t seq_len, uint32_t micro_batch, uint32_t threads,
                                   struct bl_errmsg *msg);
 void train_model_free(struct train_model *model); /* NULL is fine */
 
-/* Bytes that train_model_new would take for activations and scratch; 0 for a refused shape. */
+/* What train_model_new_part would take, to the byte, and its errors; takes nothing. */
+BL_MUST_CHECK int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
+                                     const struct train_part *part, uint32_t seq_len,
+                                     uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg);
+/* The total of the whole model; 0 for a refused shape. */
 uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
                            uint32_t micro_batch, uint32_t threads);
+
+/* Cuts the layers over `vstages` virtual stages: stage s has layers [ret[s], ret[s + 1]). The cost
+ * of the most expensive stage is the least that can be, in multiply-adds of a token: of a layer
+ * dim (2 dim + 2 kv_heads D) + (2 or 3) dim hidden + dim seq_len (causal attention), on the last
+ * stage dim vocab for the head too. Pure. ret[vstages + 1]. BL_ECONFIG unless 1 <= vstages <=
+ * layers. */
+BL_MUST_CHECK int train_cut(const struct bl_job_model *config, uint32_t seq_len, uint32_t vstages,
+                            uint32_t *ret_first_layer, struct bl_errmsg *msg);
 
 /* The tensor table: *ret_count entries, in the order of their offsets. A view, lives as long as the
  * model. */
 const struct train_tensor *train_model_tensors(const struct train_model *model,
                                                uint32_t *ret_count);
-uint64_t train_model_param_elems(const struct train_model *model);  /* without gaps */
-uint64_t train_model_buffer_elems(const struct train_model *model); /* flat buffer with gaps */
-/* Gradient buffer: buffer_elems, plus the tied head's region: the gradient of head element i is at
- * buffer_elems + i and belongs to parameter i (the embedding lies at offset 0). */
-uint64_t train_model_grad_elems(const struct train_model *model);
-/* Elements (a multiple of KERN_BLOCK) of the tied head's region; 0 with an untied head. */
-uint64_t train_model_tied_elems(const struct train_model *model);
+/* The units, in flat order; *ret_count: layers + 2, one more with a tied head. A view as above. */
+const struct train_unit *train_model_units(const struct train_model *model, uint32_t *ret_count);
 
-/* Writes elements [lo, hi) of the flat buffer's initial weights to dst[0 .. hi - lo): normal(0,
+uint64_t train_model_param_elems(const struct train_model *model); /* logical, of the whole model */
+uint64_t train_model_flat_elems(const struct train_model *model); /* of the whole model, gaps too */
+uint64_t train_model_local_elems(const struct train_model *model); /* of this rank's units */
+/* Elements (a multiple of KERN_BLOCK) of the tied head's region in grads, behind the local order;
+ * 0 without. Its element i belongs to element i of the embedding. */
+uint64_t train_model_tied_elems(const struct train_model *model);
+/* Elements of the embedding's copy in params, behind the local order: the head's weights where the
+ * head is tied to an embedding on another stage; else 0. */
+uint64_t train_model_copy_elems(const struct train_model *model);
+uint64_t train_model_buffer_elems(const struct train_model *model); /* params: local + copy */
+uint64_t train_model_grad_elems(const struct train_model *model);   /* grads: local + tied */
+
+/* Writes elements [lo, hi) of the local order's initial weights to dst[0 .. hi - lo): normal(0,
  * 0.02), o_proj and down_proj divided by sqrt(2 layers), norms one, biases and gaps zero; a pure
- * function of
- * (seed, tensor name, element), so every rank makes just what it owns. */
+ * function of (seed, tensor name, element of the logical tensor), so every rank makes just what it
+ * owns. */
 void train_model_init_params(const struct train_model *model, uint64_t seed, float *dst,
                              uint64_t lo, uint64_t hi, struct kern_pool *pool);
 
-/* One micro-batch forward and backward. tokens and targets[micro_batch, seq_len] (a target below 0
- * does not count). grads[grad_elems]: the first micro-batch of a lane overwrites (add 0: every
- * element, gaps with zeros), later ones add (add 1). The backward seed is 1: gradients are of the
- * *sum* of token losses; the caller scales after the tree. *ret_loss_sum: that sum;
- * *ret_tokens: how many targets counted. BL_ELIMIT if a token or target is not below vocab: nothing
- * was written then. One caller at a time for a model. */
+/* ---- passes ---- */
+
+struct comm_group;
+
+/* Where a pass finds weights and leaves gradients, unit by unit. A pass calls, in this order,
+ *
+ *     forward    for each unit of the chunk, ascending (a tied head's last):
+ *                    weights(unit, 0), work, poke
+ *     backward   for each unit of the chunk, descending (a tied head's first):
+ *                    weights(unit, 1), grads(unit), work, grads_done(unit), poke
+ *
+ * and touches a unit's weights from weights() until the next call of any hook but grads, its
+ * gradient between grads() and grads_done() only. The calls are a function of chunk and part alone
+ * (never of data), so train_model_idle can make them on a rank that has nothing to compute. An
+ * error ends the pass with it. */
+struct train_hooks {
+    void *ctx;
+    /* *ret: the unit's first element, elems of them. */
+    int (*weights)(void *ctx, uint32_t unit, int backward, const float **ret,
+                   struct bl_errmsg *msg);
+    /* *ret: where the unit's gradient goes. With flow.add 0 all elements are overwritten (gaps with
+     * zeros), with 1 added to. NULL where only forward passes are made. */
+    int (*grads)(void *ctx, uint32_t unit, float **ret, struct bl_errmsg *msg);
+    int (*grads_done)(void *ctx, uint32_t unit, struct bl_errmsg *msg);
+    int (*poke)(void *ctx, struct bl_errmsg *msg); /* between units; may be NULL */
+    struct comm_group *tp;                         /* with part.tp > 1; else NULL */
+};
+
+/* Hooks over whole buffers: params[buffer_elems], grads[grad_elems] (NULL: forward only). `plain`
+ * is kept by the hooks. */
+struct train_plain {
+    const struct train_model *model;
+    const float *params;
+    float *grads;
+};
+struct train_hooks train_hooks_plain(struct train_plain *plain);
+
+/* One micro-batch through one chunk. rows: micro_batch * seq_len. All borrowed for the call. */
+struct train_flow {
+    uint32_t chunk, set;   /* below the part's; a set serves any chunk */
+    const int32_t *tokens; /* [micro_batch, seq_len]; first virtual stage, else unused */
+    const int32_t
+        *targets;      /* as tokens, below 0: does not count; last virtual stage, else unused */
+    const float *in;   /* [rows, C] the residual stream; NULL on the first virtual stage */
+    float *out;        /* [rows, C]; NULL on the last */
+    const float *dout; /* [rows, C] backward: gradient of out; NULL on the last */
+    float *din;        /* [rows, C] backward: gradient of in; NULL on the first */
+    int add;           /* backward: 0 overwrites the gradient, 1 adds to it */
+    int eval;          /* forward: no backward will come */
+};
+
+/* Forward keeps in flow.set what the backward of the same chunk needs; until then nothing else may
+ * use that set. On the last virtual stage *ret_loss: the sum of the token losses, *ret_tokens: how
+ * many targets counted; else 0. BL_ELIMIT if a token or target is not below vocab: nothing was
+ * called or written then. One caller at a time for a model. Errors of hooks come through; the set
+ * is undefined then. */
+BL_MUST_CHECK int train_model_forward(struct train_model *model, const struct train_flow *flow,
+                                      const struct train_hooks *hooks, double *ret_loss,
+                                      uint64_t *ret_tokens, struct kern_pool *pool,
+                                      struct bl_errmsg *msg);
+/* With the tokens and targets of the forward pass. The backward seed is 1: gradients are of the
+ * *sum* of token losses; the caller scales after the tree. */
+BL_MUST_CHECK int train_model_backward(struct train_model *model, const struct train_flow *flow,
+                                       const struct train_hooks *hooks, struct kern_pool *pool,
+                                       struct bl_errmsg *msg);
+/* The calls of hooks of a forward (backward 0) or backward pass of a chunk, without the work. */
+BL_MUST_CHECK int train_model_idle(const struct train_model *model, uint32_t chunk, int backward,
+                                   const struct train_hooks *hooks, struct bl_errmsg *msg);
+
+/* The whole model (tp 1, pp 1, chunks 1), set 0, whole buffers: forward and backward. */
 BL_MUST_CHECK int train_model_forward_backward(struct train_model *model, const float *params,
                                                const int32_t *tokens, const int32_t *targets,
                                                float *grads, int add, double *ret_loss_sum,

@@ -12,6 +12,8 @@
 #define MODEL_VOCAB_MAX  (1U << 20)
 #define MODEL_SEQ_MAX    (1U << 18)
 #define MODEL_BATCH_MAX  4096U
+#define MODEL_TP_MAX     1024U
+#define MODEL_SETS_MAX   65536U
 
 /* The tensors that a layer may have; which of them, and in which order, is the architecture's. */
 enum model_layer_tensor {
@@ -51,18 +53,46 @@ struct model_layer_acts {
     float *gate, *up, *act; /* [N,F]; GPT-2 has no gate */
 };
 
+/* What tensors are cut by: a dimension of a logical tensor and the part that this tp rank has. */
+enum model_span_name {
+    MODEL_SPAN_ONE, /* no second dimension */
+    MODEL_SPAN_DIM,
+    MODEL_SPAN_POSITION,
+    MODEL_SPAN_Q,
+    MODEL_SPAN_KV,
+    MODEL_SPAN_HIDDEN,
+    MODEL_SPAN_VOCAB,
+    MODEL_SPANS
+};
+struct model_span {
+    uint32_t size, lo, hi;
+    uint32_t owner; /* lowest tp rank with the same part */
+};
+
 struct train_model {
     struct bl_job_model config;
+    struct train_part part;
     uint32_t seq_len, micro_batch, threads;
-    uint32_t rows;                /* N */
-    uint32_t head_dim;            /* D */
-    uint32_t kv_dim;              /* KV heads * D */
+    uint32_t rows;        /* N */
+    uint32_t stream_rows; /* of the residual stream on this tp rank: N, or N / tp with sequence */
+    uint32_t head_dim;    /* D */
+    /* Of this tp rank: */
+    struct model_span span[MODEL_SPANS];
+    uint32_t heads, kv_heads;     /* H, KV */
+    uint32_t q_dim, kv_dim;       /* H * D, KV * D */
+    uint32_t hidden;              /* F */
+    uint32_t vocab;               /* V */
+    uint32_t vstages;             /* virtual stages of the whole model */
+    uint32_t *first_layer;        /* [vstages + 1], owned */
+    struct train_unit *units;     /* owned */
+    uint32_t unit_count;          /* layers + 2, and a tied head's */
     struct train_tensor *tensors; /* owned */
     uint32_t tensor_count;
     uint32_t before_layers;            /* tensors before those of layer 0 */
     uint32_t layer_tensors;            /* that a layer has */
     int8_t place[MODEL_LAYER_TENSORS]; /* among a layer's tensors; -1: it has none such */
-    uint64_t param_elems, buffer_elems, tied_elems;
+    uint64_t table_end;                /* of the flat order while the table is made */
+    uint64_t param_elems, flat_elems, local_elems, tied_elems, copy_elems;
     struct kern_attention_shape attention;
 
     float *arena; /* owned: all that follows */
@@ -108,8 +138,18 @@ uint64_t model_norm_at(const struct train_model *model);
 uint64_t model_norm_bias_at(const struct train_model *model); /* GPT-2 with biases */
 uint64_t model_head_at(const struct train_model *model);      /* tied: the embedding's */
 
-/* Checks the shape and fills the table, offsets and sums of a zeroed model whose config, seq_len,
- * micro_batch and threads are set. */
+/* Of a tensor in its unit. */
+uint64_t model_in_unit(const struct train_model *model, const struct train_tensor *tensor);
+
+uint64_t model_block_align(uint64_t elems);
+
+/* Steps of model_table_init: checks shape and part, and what this rank has of each dimension and of
+ * the layers; then, with the tensors listed, the units and places in local order. */
+BL_MUST_CHECK int model_part_init(struct train_model *model, struct bl_errmsg *msg);
+BL_MUST_CHECK int model_units_init(struct train_model *model, struct bl_errmsg *msg);
+
+/* Checks the shape and fills the table, offsets and sums of a zeroed model whose config, part,
+ * seq_len, micro_batch and threads are set. */
 BL_MUST_CHECK int model_table_init(struct train_model *model, struct bl_errmsg *msg);
 
 /* BL_ELIMIT unless all tokens are in [0, vocab). `what` names them in the text. */

@@ -209,7 +209,7 @@ static void backward(const struct pass *p, const int32_t *tokens)
     struct train_model *m = p->model;
     const struct bl_job_model *c = &m->config;
     struct kern_matmul_shape head = {m->rows, c->dim, c->vocab};
-    float *dhead = p->grads + (c->tied ? m->buffer_elems : model_head_at(m));
+    float *dhead = p->grads + (c->tied ? m->flat_elems : model_head_at(m));
     kern_matmul_dw(p->pool, dhead, m->logits, m->norm, head, p->add);
     kern_matmul_dx(p->pool, m->dnorm, m->logits, p->params + model_head_at(m), head, 0);
     memset(m->dx, 0, (size_t)m->rows * c->dim * sizeof *m->dx);
@@ -234,14 +234,13 @@ static void zero_gaps(const struct train_model *model, float *grads)
 {
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct train_tensor *t = &model->tensors[i];
-        uint64_t end = i + 1 < model->tensor_count ? t[1].offset : model->buffer_elems;
+        uint64_t end = i + 1 < model->tensor_count ? t[1].offset : model->flat_elems;
         uint64_t filled = t->offset + t->elems;
         memset(grads + filled, 0, (end - filled) * sizeof *grads);
     }
     if (model->tied_elems > 0) {
         uint64_t filled = model->tensors[0].elems;
-        memset(grads + model->buffer_elems + filled, 0,
-               (model->tied_elems - filled) * sizeof *grads);
+        memset(grads + model->flat_elems + filled, 0, (model->tied_elems - filled) * sizeof *grads);
     }
 }
 
@@ -249,6 +248,9 @@ static int check_inputs(const struct train_model *model, const int32_t *tokens,
                         const int32_t *targets, const struct kern_pool *pool, struct bl_errmsg *msg)
 {
     BL_ASSERT(kern_pool_threads(pool) <= model->threads);
+    if (model->part.tp != 1) {
+        return bl_err(msg, BL_ENOTBUILT, "passes over %u tensor parallel ranks", model->part.tp);
+    }
     int rc = model_tokens_check(model, tokens, model->rows, 0, "token", msg);
     if (rc < 0) {
         return rc;
@@ -291,4 +293,34 @@ void train_model_tied_finish(struct kern_pool *pool, float *embed, const float *
                              uint64_t count)
 {
     kern_add(pool, embed, head, embed, count);
+}
+
+/* ---- by flow and hooks: not built yet ---- */
+
+struct train_hooks train_hooks_plain(struct train_plain *plain)
+{
+    return (struct train_hooks){.ctx = plain};
+}
+
+int train_model_forward(struct train_model *model, const struct train_flow *flow,
+                        const struct train_hooks *hooks, double *ret_loss, uint64_t *ret_tokens,
+                        struct kern_pool *pool, struct bl_errmsg *msg)
+{
+    (void)model, (void)flow, (void)hooks, (void)ret_loss, (void)ret_tokens, (void)pool;
+    return bl_err(msg, BL_ENOTBUILT, "forward by flow");
+}
+
+int train_model_backward(struct train_model *model, const struct train_flow *flow,
+                         const struct train_hooks *hooks, struct kern_pool *pool,
+                         struct bl_errmsg *msg)
+{
+    (void)model, (void)flow, (void)hooks, (void)pool;
+    return bl_err(msg, BL_ENOTBUILT, "backward by flow");
+}
+
+int train_model_idle(const struct train_model *model, uint32_t chunk, int backward,
+                     const struct train_hooks *hooks, struct bl_errmsg *msg)
+{
+    (void)model, (void)chunk, (void)backward, (void)hooks;
+    return bl_err(msg, BL_ENOTBUILT, "calls of a pass");
 }
