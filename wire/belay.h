@@ -97,8 +97,11 @@ struct belay_tensor_desc {
     uint32_t dtype; /* enum bl_dtype: 1 fp32, ... */
     uint32_t dims;
     uint64_t shape[6];         /* global */
-    uint64_t flat_lo, flat_hi; /* elements owned, of the tensor's row-major order */
+    uint64_t flat_lo, flat_hi; /* elements owned, of the row-major order of tensor or box */
     uint64_t slot_offset;      /* out: bytes from the slot's start; 64-aligned */
+    /* The box of the tensor that a tensor-parallel rank has; box_hi of zeros, or a `size` that ends
+     * before it: the whole tensor. flat_lo and flat_hi count elements of the box. */
+    uint64_t box_lo[6], box_hi[6];
 };
 
 /* What the trainer tells operators; one store into shared memory, no system call. */
@@ -123,7 +126,9 @@ BELAY_API int belay_join(const struct belay_config *config, struct belay **job,
 
 /* Names an extent this rank owns under the newest plan. The order of calls fixes the slot's layout;
  * the first call after belay_join or belay_next begins a new list. `ptr` may be NULL (the state
- * lives in the slots); if not, belay_load also copies the loaded extent there. */
+ * lives in the slots); if not, belay_load also copies the loaded extent there. -EINVAL: no name, or
+ * a kind, dtype or `size` that is not known; the text of a box or range that is not in the tensor
+ * names the numbers. */
 BELAY_API int belay_tensor(struct belay *job, struct belay_tensor_desc *desc, void *ptr);
 
 /* Makes the slots for the extents named (kept as they are when the layout did not change) and fills

@@ -26,19 +26,35 @@ void lb_arena_close(struct lb_arena *arena)
 
 /* ---- naming the layout ---- */
 
-static int wanted_add(struct belay *b, const struct bl_tensor *tensor, uint64_t flat_lo,
-                      uint64_t flat_hi, void *ptr, uint64_t *ret_offset)
+#define DESC_BYTES_FIRST offsetof(struct belay_tensor_desc, box_lo) /* before there were boxes */
+
+/* The extent that a trainer describes, checked against its tensor. */
+static int extent_of_desc(struct bl_extent *ret, const struct belay_tensor_desc *desc,
+                          const struct bl_tensor *tensor, uint32_t index, struct bl_errmsg *msg)
+{
+    int boxed = 0;
+    bl_extent_whole(ret, tensor, index, desc->flat_lo, desc->flat_hi);
+    for (uint32_t d = 0; desc->size >= sizeof(*desc) && d < tensor->dims; d++) {
+        boxed |= desc->box_hi[d] != 0;
+    }
+    for (uint32_t d = 0; boxed && d < tensor->dims; d++) {
+        ret->lo[d] = desc->box_lo[d];
+        ret->hi[d] = desc->box_hi[d];
+    }
+    return bl_extent_check(ret, tensor, msg);
+}
+
+static int wanted_add(struct belay *b, const struct bl_tensor *tensor,
+                      const struct belay_tensor_desc *desc, void *ptr, uint64_t *ret_offset)
 {
     struct bl_extent extent;
     uint32_t index;
     int rc = bl_extent_list_tensor(&b->wanted, tensor, &index, &b->error);
+    if (!rc) {
+        rc = extent_of_desc(&extent, desc, tensor, index, &b->error);
+    }
     if (rc) {
         return rc;
-    }
-    bl_extent_whole(&extent, tensor, index, flat_lo, flat_hi);
-    rc = bl_extent_check(&extent, tensor, &b->error);
-    if (rc) {
-        return bl_err_in(&b->error, rc, "tensor %s", tensor->name);
     }
     extent.offset = b->wanted_bytes;
     struct lb_wanted *grown =
@@ -49,8 +65,9 @@ static int wanted_add(struct belay *b, const struct bl_tensor *tensor, uint64_t 
     }
     b->wanted_at = grown;
     b->wanted_at[b->wanted.extent_count - 1].ptr = ptr;
-    b->wanted_bytes = bl_round_up(
-        extent.offset + (flat_hi - flat_lo) * bl_dtype_bytes(tensor->dtype), LB_SLOT_OFFSET_ALIGN);
+    b->wanted_bytes =
+        bl_round_up(extent.offset + bl_extent_elems(&extent) * bl_dtype_bytes(tensor->dtype),
+                    LB_SLOT_OFFSET_ALIGN);
     *ret_offset = extent.offset;
     return 0;
 }
@@ -62,6 +79,10 @@ int belay_tensor(struct belay *job, struct belay_tensor_desc *desc, void *ptr)
         memset(&job->wanted, 0, sizeof(job->wanted));
         job->wanted_bytes = 0;
         job->wanted_new = 0;
+    }
+    if (desc->size < DESC_BYTES_FIRST) {
+        return bl_err(&job->error, -EINVAL, "a tensor's description of %u bytes: at least %zu",
+                      desc->size, DESC_BYTES_FIRST);
     }
     if (!desc->name || strlen(desc->name) >= BL_TENSOR_NAME_MAX || !*desc->name) {
         return bl_err(&job->error, -EINVAL, "a tensor's name has 1 to %d bytes",
@@ -79,7 +100,7 @@ int belay_tensor(struct belay *job, struct belay_tensor_desc *desc, void *ptr)
     };
     memcpy(tensor.name, desc->name, strlen(desc->name));
     memcpy(tensor.shape, desc->shape, desc->dims * sizeof(desc->shape[0]));
-    return wanted_add(job, &tensor, desc->flat_lo, desc->flat_hi, ptr, &desc->slot_offset);
+    return wanted_add(job, &tensor, desc, ptr, &desc->slot_offset);
 }
 
 /* ---- the arena ---- */

@@ -17,6 +17,7 @@
 
 struct fixture fixture;
 const char *fixture_codec = "none";
+enum sample_cut fixture_cut = SAMPLE_FLAT;
 
 static void engine_start(void)
 {
@@ -120,7 +121,7 @@ void fixture_arena_make(struct fixture_arena *arena, uint64_t id, uint32_t world
     uint64_t table;
 
     arena->id = id;
-    sample_shard_init(&arena->shard, SAMPLE_FLAT, world, rank, data_step, step > 0);
+    sample_shard_init(&arena->shard, fixture_cut, world, rank, data_step, step > 0);
     table = wire_arena_table_bytes(&arena->shard.list);
     arena->bytes = wire_arena_bytes(2, wire_arena_state_bytes(&arena->shard.list), table);
     assert_int_equal(bl_memfd_create("arena", arena->bytes, &arena->fd, NULL), 0);

@@ -17,7 +17,8 @@ struct fixture {
     pid_t pid;
 };
 extern struct fixture fixture;
-extern const char *fixture_codec; /* of the writes that follow */
+extern const char *fixture_codec;   /* of the writes that follow */
+extern enum sample_cut fixture_cut; /* of the arenas that are made: flat unless a test says so */
 
 /* For cmocka: a fresh root and an engine; teardown wants it to leave with 0. */
 int fixture_setup(void **state);

@@ -145,6 +145,59 @@ static void test_engine_replicas_are_written_once_and_shared(void **state)
     }
 }
 
+/* Fills an empty arena of `cut` from the checkpoint, through the engine. */
+static void load_into(const char *dir, enum sample_cut cut, uint32_t world, uint32_t rank,
+                      uint64_t step)
+{
+    struct wire_engine_load load = {.request = 7, .root = fixture_root("n0"), .arena = 300};
+    struct wire_engine_loaded answer;
+    struct fixture_arena arena;
+
+    fixture_cut = cut;
+    fixture_arena_make(&arena, 300, world, rank, 0, 0);
+    load.root.create = 0;
+    snprintf(load.dir, sizeof(load.dir), "%s", dir);
+    load.data_offset = (uint64_t)((uint8_t *)wire_arena_slot(arena.map, 0) - (uint8_t *)arena.map);
+    load.extents = arena.shard.list;
+    fixture_ask(WIRE_TYPE_ENGINE_LOAD, &load, &arena.fd, 1, WIRE_TYPE_ENGINE_LOADED, &answer);
+    assert_string_equal(answer.text, "");
+    memcpy(arena.shard.data, wire_arena_slot(arena.map, 0), arena.shard.bytes);
+    sample_shard_check(&arena.shard, step);
+    fixture_arena_close(&arena);
+}
+
+/* Tensor parallel ranks hold boxes of rows or of columns: four of them in two parts, read by three
+ * of the other cut. */
+static void test_engine_saves_boxes_and_fills_other_boxes(void **state)
+{
+    struct wire_engine_written written[2];
+    struct wire_engine_committed committed;
+
+    (void)state;
+    for (enum sample_cut cut = SAMPLE_ROWS; cut <= SAMPLE_COLS; cut++) {
+        struct fixture_arena arenas[4];
+        uint64_t step = 10 + cut;
+
+        fixture_cut = cut;
+        for (uint32_t i = 0; i < 4; i++) {
+            fixture_arena_make(&arenas[i], 100 + i, 4, i, step, step);
+        }
+        for (uint32_t node = 0; node < 2; node++) {
+            fixture_write(node == 0 ? "n0" : "n1", step, &arenas[2 * node], 2, &written[node]);
+        }
+        commit_parts(written, 2, step, step, &committed);
+        assert_string_equal(committed.text, "");
+        for (uint32_t i = 0; i < 4; i++) {
+            fixture_arena_close(&arenas[i]);
+        }
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            load_into(committed.dir, SAMPLE_ROWS + SAMPLE_COLS - cut, 3, rank, step);
+            load_into(committed.dir, SAMPLE_FLAT, 3, rank, step);
+        }
+    }
+    fixture_cut = SAMPLE_FLAT;
+}
+
 static void test_engine_refuses_to_pick_what_no_arena_holds(void **state)
 {
     struct fixture_arena arena;
@@ -309,6 +362,7 @@ int main(void)
         TEST(test_engine_writes_more_arenas_than_fit_beside_a_frame),
         TEST(test_engine_forgets_arenas_of_a_cancelled_write),
         TEST(test_engine_replicas_are_written_once_and_shared),
+        TEST(test_engine_saves_boxes_and_fills_other_boxes),
         TEST(test_engine_refuses_to_pick_what_no_arena_holds),
         TEST(test_engine_warns_when_every_save_holds_the_same_bytes),
         TEST(test_engine_commits_when_the_hint_cannot_be_written),

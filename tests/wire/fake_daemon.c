@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/extent_rows.h"
 #include "base/mem.h"
 #include "wire/slot.h"
 
@@ -251,9 +252,15 @@ static void disk_load(struct fake *fake, struct fake_rank *rank, const struct wi
     char *slot = wire_arena_slot(arena->map, load.slot);
     for (uint32_t i = 0; i < load.extents.extent_count; i++) {
         const struct bl_extent *extent = &load.extents.extents[i];
-        int which = load.extents.tensors[extent->tensor].kind == BL_KIND_MOMENT1;
-        fake_state((void *)(slot + extent->offset), which, fake->disk_step, extent->flat_lo,
-                   extent->flat_hi - extent->flat_lo);
+        const struct bl_tensor *tensor = &load.extents.tensors[extent->tensor];
+        float *to = (void *)(slot + extent->offset);
+        struct bl_extent_rows rows;
+        struct bl_extent_row row;
+        bl_extent_rows_init(&rows, extent, tensor, NULL, NULL);
+        while (bl_extent_rows_next(&rows, &row)) {
+            fake_state(to + row.local, tensor->kind == BL_KIND_MOMENT1, fake->disk_step,
+                       row.logical, row.count);
+        }
     }
     answer.request = load.request;
     wire_disk_load_free(&load);

@@ -15,7 +15,9 @@
 
 #define FAKE_RANKS_MAX  16
 #define FAKE_ARENAS_MAX 64
-#define FAKE_ELEMS      3001u /* of each of the two tensors */
+#define FAKE_ROWS       77u /* of the weight, which is cut into columns, as tensor parallelism does */
+#define FAKE_COLUMNS    39u
+#define FAKE_ELEMS      (FAKE_ROWS * FAKE_COLUMNS) /* of each of the two tensors */
 #define FAKE_RUN        0x1234abcdull
 
 struct fake_shared {                          /* with the ranks */
@@ -102,7 +104,7 @@ void fake_kill(struct fake *fake, int index);
 void fake_died(struct fake *fake, int index);
 int fake_all_exited(struct fake *fake, uint64_t unused);
 
-/* Fills `out` with the elements of tensor `which` after `step`, from flat_lo on. */
+/* Fills `out` with `count` elements of tensor `which` after `step`, from flat_lo on. */
 void fake_state(float *out, int which, uint64_t step, uint64_t flat_lo, uint64_t count);
 /* The digest of the whole state after `step`. */
 struct bl_state_digest fake_state_digest(uint64_t step);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A trainer of two tensors whose state after n steps is known in closed form. */
+/*
+ * A trainer of two tensors whose state after n steps is known in closed form: the weight is cut
+ * into boxes of columns, its moment flat (and described as trainers did before there were boxes).
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stddef.h>
@@ -38,8 +41,14 @@ struct rank {
     int index;
     struct belay *job;
     struct belay_plan plan;
-    uint64_t offset[2], lo, hi;
+    uint64_t offset[2];
+    uint64_t lo[2], hi[2]; /* columns of the weight, flat elements of the moment */
 };
+
+static uint64_t elems_of(const struct rank *rank, int which)
+{
+    return (rank->hi[which] - rank->lo[which]) * (which ? 1 : FAKE_ROWS);
+}
 
 static void __attribute__((noreturn)) die(struct rank *rank, const char *what, int rc)
 {
@@ -53,7 +62,7 @@ static void apply(struct rank *rank, const void *from, void *to)
     for (int which = 0; which < 2; which++) {
         const float *old = (const void *)((const char *)from + rank->offset[which]);
         float *new = (void *)((char *)to + rank->offset[which]);
-        for (uint64_t i = 0; i < rank->hi - rank->lo; i++) {
+        for (uint64_t i = 0; i < elems_of(rank, which); i++) {
             new[i] = old[i] + (which ? 3.0f : 1.0f);
         }
     }
@@ -63,6 +72,39 @@ static void apply(struct rank *rank, const void *from, void *to)
 static int is_old(int index)
 {
     return index % 2;
+}
+
+static void describe(struct rank *rank, int which)
+{
+    struct belay_tensor_desc desc = {
+        .size = which ? offsetof(struct belay_tensor_desc, box_lo) : sizeof(desc),
+        .version = BELAY_VERSION_ABI,
+        .name = fake_names[which],
+        .kind = which ? BL_KIND_MOMENT1 : BL_KIND_PARAM,
+        .dtype = BL_F32,
+        .dims = which ? 1 : 2,
+        .shape = {which ? FAKE_ELEMS : FAKE_ROWS, FAKE_COLUMNS},
+        .flat_lo = which ? rank->lo[1] : 0,
+        .flat_hi = which ? rank->hi[1] : elems_of(rank, 0),
+        .box_lo = {0, rank->lo[0]},
+        .box_hi = {FAKE_ROWS, rank->hi[0]}, /* not looked at with the size from before */
+    };
+    int rc = belay_tensor(rank->job, &desc, NULL);
+    if (rc) {
+        die(rank, "tensor", rc);
+    }
+    rank->offset[which] = desc.slot_offset;
+}
+
+/* The state before the first step. */
+static void fill(const struct rank *rank, void *slot)
+{
+    float *weight = (void *)((char *)slot + rank->offset[0]);
+    uint64_t columns = rank->hi[0] - rank->lo[0];
+    for (uint64_t row = 0; row < FAKE_ROWS; row++) {
+        fake_state(weight + row * columns, 0, 0, row * FAKE_COLUMNS + rank->lo[0], columns);
+    }
+    fake_state((void *)((char *)slot + rank->offset[1]), 1, 0, rank->lo[1], elems_of(rank, 1));
 }
 
 static int begin(struct rank *rank)
@@ -75,31 +117,19 @@ static int begin(struct rank *rank)
     }
     rank->lo = (uint64_t)FAKE_ELEMS * plan->rank / plan->world;
     rank->hi = (uint64_t)FAKE_ELEMS * (plan->rank + 1) / plan->world;
+=======
     for (int which = 0; which < 2; which++) {
-        struct belay_tensor_desc desc = {
-            .size = sizeof(desc),
-            .version = BELAY_VERSION_ABI,
-            .name = fake_names[which],
-            .kind = which ? BL_KIND_MOMENT1 : BL_KIND_PARAM,
-            .dtype = BL_F32,
-            .dims = 1,
-            .shape = {FAKE_ELEMS},
-            .flat_lo = rank->lo,
-            .flat_hi = rank->hi,
-        };
-        int rc = belay_tensor(rank->job, &desc, NULL);
-        if (rc) {
-            die(rank, "tensor", rc);
-        }
-        rank->offset[which] = desc.slot_offset;
+        uint64_t all = which ? FAKE_ELEMS : FAKE_COLUMNS;
+        rank->lo[which] = all * plan->rank / plan->world;
+        rank->hi[which] = all * (plan->rank + 1) / plan->world;
+        describe(rank, which);
     }
     int rc = belay_load(rank->job, plan->step);
     if (!rc && plan->fresh) {
         void *slot;
         rc = belay_slot_begin(rank->job, plan->step, &slot);
-        for (int which = 0; !rc && which < 2; which++) {
-            fake_state((void *)((char *)slot + rank->offset[which]), which, 0, rank->lo,
-                       rank->hi - rank->lo);
+        if (!rc) {
+            fill(rank, slot);
         }
         rc = rc ? rc : belay_slot_seal(rank->job, plan->step);
     }
