@@ -149,6 +149,13 @@ int train_model_new_part(struct train_model **ret, const struct bl_job_model *co
     return 0;
 }
 
+int train_model_new_table(struct train_model **ret, const struct bl_job_model *config,
+                          const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                          uint32_t threads, struct bl_errmsg *msg)
+{
+    return model_measure(ret, config, part, seq_len, micro_batch, threads, msg);
+}
+
 void train_model_free(struct train_model *model)
 {
     if (model == NULL) {

@@ -124,6 +124,12 @@ BL_MUST_CHECK int train_model_new_part(struct train_model **ret, const struct bl
 BL_MUST_CHECK int train_model_new(struct train_model **ret, const struct bl_job_model *config,
                                   uint32_t seq_len, uint32_t micro_batch, uint32_t threads,
                                   struct bl_errmsg *msg);
+/* The table alone: tensors, units, sizes and the probe; passes need train_model_new_part. Same
+ * errors. */
+BL_MUST_CHECK int train_model_new_table(struct train_model **ret, const struct bl_job_model *config,
+                                        const struct train_part *part, uint32_t seq_len,
+                                        uint32_t micro_batch, uint32_t threads,
+                                        struct bl_errmsg *msg);
 void train_model_free(struct train_model *model); /* NULL is fine */
 
 /* What train_model_new_part would take, to the byte, and its errors; takes nothing. */
