@@ -115,9 +115,6 @@ static int begin(struct rank *rank)
     if (plan->tp != tp || plan->pp != pp) {
         die(rank, "layout of the plan", BL_EFORMAT);
     }
-    rank->lo = (uint64_t)FAKE_ELEMS * plan->rank / plan->world;
-    rank->hi = (uint64_t)FAKE_ELEMS * (plan->rank + 1) / plan->world;
-=======
     for (int which = 0; which < 2; which++) {
         uint64_t all = which ? FAKE_ELEMS : FAKE_COLUMNS;
         rank->lo[which] = all * plan->rank / plan->world;
