@@ -26,53 +26,125 @@ static float *arena_take(struct arena_cursor *cursor, uint64_t elems)
     return at;
 }
 
-static void lay_out_layer(struct train_model *model, struct model_layer_acts *a,
-                          struct arena_cursor *cursor)
+/* Arrays of a layer by how long recomputation lets them live: those that none keeps and selective
+ * makes again, those that only full makes again, and the layer's input. */
+static void lay_out_elementwise(const struct train_model *model, struct model_layer_acts *a,
+                                struct arena_cursor *cursor)
 {
-    uint64_t n = model->rows, c = model->config.dim, f = model->config.hidden;
-    int gpt2 = model_is_gpt2(model);
-    a->x = arena_take(cursor, n * c);
+    uint64_t n = model->rows, c = model->config.dim;
     a->norm1 = arena_take(cursor, n * c);
-    a->rstd1 = arena_take(cursor, n);
-    a->mean1 = arena_take(cursor, gpt2 ? n : 0);
-    a->q = arena_take(cursor, n * c);
-    a->k = arena_take(cursor, n * model->kv_dim);
-    a->v = arena_take(cursor, n * model->kv_dim);
-    a->att = arena_take(cursor, n * c);
-    a->stats = arena_take(cursor, n * model->config.heads * 2);
-    a->mid = arena_take(cursor, n * c);
     a->norm2 = arena_take(cursor, n * c);
-    a->rstd2 = arena_take(cursor, n);
-    a->mean2 = arena_take(cursor, gpt2 ? n : 0);
-    a->gate = arena_take(cursor, gpt2 ? 0 : n * f);
-    a->up = arena_take(cursor, n * f);
-    a->act = arena_take(cursor, n * f);
+    a->act = arena_take(cursor, n * model->hidden);
 }
 
-static void lay_out(struct train_model *model, struct arena_cursor *cursor)
+static void lay_out_products(const struct train_model *model, struct model_layer_acts *a,
+                             struct arena_cursor *cursor)
 {
-    uint64_t n = model->rows, c = model->config.dim, f = model->config.hidden;
-    for (uint32_t layer = 0; layer < model->config.layers; layer++) {
-        lay_out_layer(model, &model->layers[layer], cursor);
-    }
+    uint64_t n = model->rows, stream = model->stream_rows, c = model->config.dim;
     int gpt2 = model_is_gpt2(model);
+    a->rstd1 = arena_take(cursor, stream);
+    a->mean1 = arena_take(cursor, gpt2 ? stream : 0);
+    a->q = arena_take(cursor, n * model->q_dim);
+    a->k = arena_take(cursor, n * model->kv_dim);
+    a->v = arena_take(cursor, n * model->kv_dim);
+    a->att = arena_take(cursor, n * model->q_dim);
+    a->stats = arena_take(cursor, n * model->heads * 2);
+    a->mid = arena_take(cursor, stream * c);
+    a->rstd2 = arena_take(cursor, stream);
+    a->mean2 = arena_take(cursor, gpt2 ? stream : 0);
+    a->gate = arena_take(cursor, gpt2 ? 0 : n * model->hidden);
+    a->up = arena_take(cursor, n * model->hidden);
+}
+
+static int has_head(const struct train_model *model)
+{
+    return model->part.stage + 1 == model->part.pp;
+}
+
+/* `shared`: what recomputation lets all layers use one after the other. */
+static void lay_out_set(struct train_model *model, uint32_t index,
+                        const struct model_layer_acts *shared, struct arena_cursor *cursor)
+{
+    struct model_set *set = &model->sets[index];
+    uint64_t stream = model->stream_rows, c = model->config.dim;
+    set->layers = &model->layers[(size_t)index * model->set_layers];
+    for (uint32_t i = 0; i < model->set_layers; i++) {
+        struct model_layer_acts *a = &set->layers[i];
+        *a = *shared;
+        a->x = arena_take(cursor, stream * c);
+        if (model->part.recompute != BL_RECOMPUTE_FULL) {
+            lay_out_products(model, a, cursor);
+        }
+        if (model->part.recompute == BL_RECOMPUTE_NONE) {
+            lay_out_elementwise(model, a, cursor);
+        }
+    }
+    if (has_head(model)) {
+        set->x = arena_take(cursor, stream * c);
+        set->norm = arena_take(cursor, (uint64_t)model->rows * c);
+        set->rstd = arena_take(cursor, stream);
+        set->mean = arena_take(cursor, model_is_gpt2(model) ? stream : 0);
+    }
+}
+
+static void lay_out_scratch(struct train_model *model, struct model_layer_acts *shared,
+                            struct arena_cursor *cursor)
+{
+    uint64_t n = model->rows, c = model->config.dim, f = model->hidden;
+    int gpt2 = model_is_gpt2(model);
+    if (model->part.recompute == BL_RECOMPUTE_FULL) {
+        lay_out_products(model, shared, cursor);
+    }
+    if (model->part.recompute != BL_RECOMPUTE_NONE) {
+        lay_out_elementwise(model, shared, cursor);
+    }
     model->rope = arena_take(cursor, gpt2 ? 0 : (uint64_t)model->seq_len * model->head_dim);
-    model->x = arena_take(cursor, n * c);
-    model->norm = arena_take(cursor, n * c);
-    model->rstd = arena_take(cursor, n);
-    model->mean = arena_take(cursor, gpt2 ? n : 0);
-    model->logits = arena_take(cursor, n * model->config.vocab);
-    model->losses = (double *)(void *)arena_take(cursor, 2 * n);
     model->scratch = arena_take(cursor, kern_attention_scratch(&model->attention, model->threads));
-    model->dx = arena_take(cursor, n * c);
+    model->dx = arena_take(cursor, model->stream_rows * c);
     model->dnorm = arena_take(cursor, n * c);
-    model->datt = arena_take(cursor, n * c);
-    model->dq = arena_take(cursor, n * c);
+    model->datt = arena_take(cursor, n * model->q_dim);
+    model->dq = arena_take(cursor, n * model->q_dim);
     model->dk = arena_take(cursor, n * model->kv_dim);
     model->dv = arena_take(cursor, n * model->kv_dim);
     model->dgate = arena_take(cursor, gpt2 ? 0 : n * f);
     model->dup = arena_take(cursor, n * f);
     model->dact = arena_take(cursor, n * f);
+}
+
+/* Gives all arrays their places, and says how many bytes each kind takes. */
+static void lay_out(struct train_model *model, float *arena)
+{
+    struct arena_cursor cursor = {arena, 0};
+    struct model_layer_acts shared = {0};
+    struct train_memory *memory = &model->memory;
+    lay_out_scratch(model, &shared, &cursor);
+    memory->scratch = cursor.used * sizeof(float);
+    if (has_head(model)) {
+        model->logits = arena_take(&cursor, (uint64_t)model->rows * model->vocab);
+        model->losses = (double *)(void *)arena_take(&cursor, 2ULL * model->rows);
+    }
+    memory->logits = cursor.used * sizeof(float) - memory->scratch;
+    for (uint32_t i = 0; i < model->part.sets; i++) {
+        lay_out_set(model, i, &shared, &cursor);
+    }
+    memory->total = cursor.used * sizeof(float);
+    memory->sets = memory->total - memory->logits - memory->scratch;
+    memory->set = memory->sets / model->part.sets;
+}
+
+/* The sets and their layers, without memory behind them. */
+static int take_sets(struct train_model *model, struct bl_errmsg *msg)
+{
+    for (uint32_t chunk = 0; chunk < model->part.chunks; chunk++) {
+        uint32_t vstage = model_vstage(model, chunk);
+        uint32_t layers = model->first_layer[vstage + 1] - model->first_layer[vstage];
+        model->set_layers = layers > model->set_layers ? layers : model->set_layers;
+    }
+    model->logits_set = MODEL_NO_SET;
+    model->sets = calloc(model->part.sets, sizeof *model->sets);
+    model->layers = calloc((size_t)model->part.sets * model->set_layers, sizeof *model->layers);
+    return model->sets == NULL || model->layers == NULL ? bl_err_code(msg, -ENOMEM, "model's sets")
+                                                        : 0;
 }
 
 /* Table and sizes, without the arena. */
@@ -91,16 +163,13 @@ static int model_measure(struct train_model **ret, const struct bl_job_model *co
     model->threads = threads;
     int rc = model_table_init(model, msg);
     if (rc == 0) {
-        model->layers = calloc(config->layers, sizeof *model->layers);
-        rc = model->layers == NULL ? bl_err_code(msg, -ENOMEM, "model's layers") : 0;
+        rc = take_sets(model, msg);
     }
     if (rc < 0) {
         train_model_free(model);
         return rc;
     }
-    struct arena_cursor count = {NULL, 0};
-    lay_out(model, &count);
-    model->arena_elems = count.used;
+    lay_out(model, NULL);
     *ret = model;
     return 0;
 }
@@ -125,23 +194,19 @@ int train_model_new_part(struct train_model **ret, const struct bl_job_model *co
                          uint32_t threads, struct bl_errmsg *msg)
 {
     struct train_model *model = NULL;
-    if (part->pp * part->chunks != 1 || part->sets != 1 || part->recompute != 0) {
-        return bl_err(msg, BL_ENOTBUILT, "the model has one stage, one set, no recomputation yet");
-    }
     int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
     if (rc < 0) {
         return rc;
     }
     void *arena = NULL;
-    uint64_t bytes = model->arena_elems * sizeof(float);
+    uint64_t bytes = model->memory.total;
     if (posix_memalign(&arena, 64, bytes) != 0) {
         train_model_free(model);
         return bl_err_code(msg, -ENOMEM, "model: %llu bytes of activations",
                            (unsigned long long)bytes);
     }
     model->arena = arena;
-    struct arena_cursor cursor = {model->arena, 0};
-    lay_out(model, &cursor);
+    lay_out(model, model->arena);
     if (!model_is_gpt2(model)) {
         model_rope_table(model, model->rope, seq_len);
     }
@@ -162,6 +227,7 @@ void train_model_free(struct train_model *model)
         return;
     }
     free(model->arena);
+    free(model->sets);
     free(model->layers);
     free(model->tensors);
     free(model->units);
@@ -169,16 +235,26 @@ void train_model_free(struct train_model *model)
     free(model);
 }
 
+int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
+                       const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                       uint32_t threads, struct bl_errmsg *msg)
+{
+    struct train_model *model = NULL;
+    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
+    if (rc == 0) {
+        *ret = model->memory;
+        train_model_free(model);
+    }
+    return rc;
+}
+
 uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
                            uint32_t micro_batch, uint32_t threads)
 {
-    struct train_model *model = NULL;
-    if (model_measure(&model, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, NULL) < 0) {
-        return 0;
-    }
-    uint64_t bytes = model->arena_elems * sizeof(float);
-    train_model_free(model);
-    return bytes;
+    struct train_memory memory;
+    int rc =
+        train_model_memory(&memory, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, NULL);
+    return rc == 0 ? memory.total : 0;
 }
 
 int model_tokens_check(const struct train_model *model, const int32_t *tokens, uint64_t count,
@@ -191,15 +267,4 @@ int model_tokens_check(const struct train_model *model, const int32_t *tokens, u
         }
     }
     return 0;
-}
-
-int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
-                       const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
-                       uint32_t threads, struct bl_errmsg *msg)
-{
-    struct train_model *model = NULL;
-    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
-    train_model_free(model);
-    (void)ret;
-    return rc < 0 ? rc : bl_err(msg, BL_ENOTBUILT, "memory by kind");
 }

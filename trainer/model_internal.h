@@ -38,19 +38,27 @@ enum model_layer_tensor {
     MODEL_NONE = MODEL_LAYER_TENSORS
 };
 
-/* Activations of one layer that backward reads; N = micro_batch * seq_len rows. */
+/* Activations of one layer that backward reads; N = micro_batch * seq_len rows. What recomputation
+ * makes again lies in memory that all layers and sets share. */
 struct model_layer_acts {
     float *x;               /* [N,C] the layer's input on the residual stream */
     float *norm1;           /* [N,C] */
     float *mean1, *rstd1;   /* [N]; GPT-2 has the mean */
-    float *q;               /* [N,C] after rotation */
+    float *q;               /* [N,H*D] after rotation */
     float *k, *v;           /* [N,KV*D], k after rotation */
-    float *att;             /* [N,C] */
+    float *att;             /* [N,H*D] */
     float *stats;           /* [B,H,T,2] */
     float *mid;             /* [N,C] the residual stream between attention and MLP */
     float *norm2;           /* [N,C] */
     float *mean2, *rstd2;   /* [N] */
     float *gate, *up, *act; /* [N,F]; GPT-2 has no gate */
+};
+
+/* What one forward pass keeps for its backward. */
+struct model_set {
+    struct model_layer_acts *layers; /* [model->set_layers], a view */
+    float *x;                        /* last virtual stage: [N,C] the stream after the last layer */
+    float *norm, *mean, *rstd;       /* [N,C], [N], [N] of the final norm */
 };
 
 /* What tensors are cut by: a dimension of a logical tensor and the part that this tp rank has. */
@@ -96,17 +104,34 @@ struct train_model {
     struct kern_attention_shape attention;
 
     float *arena; /* owned: all that follows */
-    uint64_t arena_elems;
-    struct model_layer_acts *layers; /* owned array */
-    float *rope;                     /* [T, 2, D/2] */
-    float *x;                        /* [N,C] the stream after the last layer */
-    float *norm, *mean, *rstd;       /* [N,C], [N], [N] final norm */
-    float *logits;                   /* [N,V], then their gradient */
-    double *losses;                  /* [N] */
-    float *scratch;                  /* attention */
-    float *dx, *dnorm, *datt;        /* [N,C] */
-    float *dq, *dk, *dv;             /* [N,C], [N,KV*D] */
-    float *dgate, *dup, *dact;       /* [N,F] */
+    struct train_memory memory;
+    uint32_t set_layers;    /* of the rank's largest chunk */
+    struct model_set *sets; /* [part.sets], owned */
+    struct model_layer_acts
+        *layers;               /* [part.sets * set_layers], owned: views of these are in sets */
+    float *rope;               /* [T, 2, D/2] */
+    float *logits;             /* [N,V], then their gradient */
+    uint32_t logits_set;       /* whose gradient that is; MODEL_NO_SET */
+    double *losses;            /* [N] */
+    float *scratch;            /* attention */
+    float *dx, *dnorm, *datt;  /* [N,C], [N,C], [N,H*D] */
+    float *dq, *dk, *dv;       /* [N,H*D], [N,KV*D] */
+    float *dgate, *dup, *dact; /* [N,F] */
+};
+#define MODEL_NO_SET UINT32_MAX
+
+/* One pass through one chunk. */
+struct model_pass {
+    struct train_model *model;
+    const struct train_flow *flow;
+    const struct train_hooks *hooks;
+    struct kern_pool *pool;
+    struct model_set *set;
+    uint32_t vstage;
+    int add;
+    /* Of the unit in work: */
+    const float *weights;
+    float *grads; /* backward only */
 };
 
 static inline int model_is_gpt2(const struct train_model *model)
@@ -134,6 +159,7 @@ uint64_t model_embed_at(const struct train_model *model);
 uint64_t model_layer_at(const struct train_model *model, uint32_t layer,
                         enum model_layer_tensor which);
 uint64_t model_positions_at(const struct train_model *model); /* GPT-2 */
+uint32_t model_norm_index(const struct train_model *model);   /* in the table */
 uint64_t model_norm_at(const struct train_model *model);
 uint64_t model_norm_bias_at(const struct train_model *model); /* GPT-2 with biases */
 uint64_t model_head_at(const struct train_model *model);      /* tied: the embedding's */
@@ -141,6 +167,49 @@ uint64_t model_head_at(const struct train_model *model);      /* tied: the embed
 /* Of a tensor in its unit. */
 uint64_t model_in_unit(const struct train_model *model, const struct train_tensor *tensor);
 
+/* The virtual stage that a chunk of this rank is. */
+static inline uint32_t model_vstage(const struct train_model *model, uint32_t chunk)
+{
+    return chunk * model->part.pp + model->part.stage;
+}
+/* The units of a virtual stage: [first, end), a tied head's pseudo-unit too. */
+uint32_t model_unit_first(const struct train_model *model, uint32_t vstage);
+uint32_t model_unit_end(const struct train_model *model, uint32_t vstage);
+
+/* Starts a pass. BL_ENOTBUILT. */
+BL_MUST_CHECK int model_pass_init(struct model_pass *pass, struct train_model *model,
+                                  const struct train_flow *flow, const struct train_hooks *hooks,
+                                  struct kern_pool *pool, struct bl_errmsg *msg);
+
+/* A layer's matrix product with its bias: y[N,O] = x[N,I] w^T + b. */
+void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,
+                           const float *x);
+/* Its gradients: of weight and bias as the pass says, of x overwritten or added. */
+void model_backward_product(const struct model_pass *p, enum model_layer_tensor which, float *dx,
+                            int dx_add, const float *dy, const float *x);
+
+/* Either norm over the rows of the stream; bias NULL: none. Backward adds model->dnorm, through the
+ * norm, to model->dx. */
+void model_forward_norm(const struct model_pass *p, float *out, float *mean, float *rstd,
+                        const float *x, const float *weight, const float *bias);
+void model_backward_norm(const struct model_pass *p, float *dweight, float *dbias, const float *x,
+                         const float *weight, const float *mean, const float *rstd);
+
+/* One layer, whose unit is in work. Forward writes x_next; backward turns model->dx from the
+ * gradient of the layer's output into that of its input. */
+BL_MUST_CHECK int model_layer_forward(const struct model_pass *p, const struct model_layer_acts *a,
+                                      float *x_next, struct bl_errmsg *msg);
+BL_MUST_CHECK int model_layer_backward(const struct model_pass *p, const struct model_layer_acts *a,
+                                       struct bl_errmsg *msg);
+
+/* The head's product and the loss, whose unit is in work: set->norm to model->logits, or to their
+ * gradient if `backward`. Returns the loss. */
+double model_head_forward(const struct model_pass *p, const float *weight, int backward,
+                          uint64_t *ret_tokens);
+/* The head's weights in the unit in work. */
+const float *model_head_weight(const struct model_pass *p);
+
+/* Rounded up to a multiple of KERN_BLOCK. */
 uint64_t model_block_align(uint64_t elems);
 
 /* Steps of model_table_init: checks shape and part, and what this rank has of each dimension and of

@@ -278,6 +278,16 @@ int model_units_init(struct train_model *model, struct bl_errmsg *msg)
     return 0;
 }
 
+uint32_t model_unit_first(const struct train_model *model, uint32_t vstage)
+{
+    return vstage == 0 ? 0 : 1 + model->first_layer[vstage];
+}
+
+uint32_t model_unit_end(const struct train_model *model, uint32_t vstage)
+{
+    return vstage + 1 == model->vstages ? model->unit_count : 1 + model->first_layer[vstage + 1];
+}
+
 const struct train_unit *train_model_units(const struct train_model *model, uint32_t *ret_count)
 {
     *ret_count = model->unit_count;

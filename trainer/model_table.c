@@ -198,16 +198,19 @@ uint64_t model_layer_at(const struct train_model *model, uint32_t layer,
     return model_layer_tensor(model, layer, which)->offset;
 }
 
+uint32_t model_norm_index(const struct train_model *model)
+{
+    return model->before_layers + model->config.layers * model->layer_tensors;
+}
+
 uint64_t model_norm_at(const struct train_model *model)
 {
-    return model->tensors[model->before_layers + model->config.layers * model->layer_tensors]
-        .offset;
+    return model->tensors[model_norm_index(model)].offset;
 }
 
 uint64_t model_norm_bias_at(const struct train_model *model)
 {
-    return model->tensors[model->before_layers + model->config.layers * model->layer_tensors + 1]
-        .offset;
+    return model->tensors[model_norm_index(model) + 1].offset;
 }
 
 uint64_t model_head_at(const struct train_model *model)

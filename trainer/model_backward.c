@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One micro-batch backward through one chunk: the units of model_forward.c from the end. model->dx
+ * is the gradient of the stream between them.
+ */
+#include <string.h>
+
+#include "base/failpoint.h"
+#include "trainer/model_internal.h"
+
+/* The head: of its weight, and of the norm's output into model->dnorm. The gradient of the logits
+ * is there unless another set used their memory since. */
+static void head_backward(const struct model_pass *p)
+{
+    struct train_model *m = p->model;
+    struct kern_matmul_shape shape = {m->rows, m->config.dim, m->vocab};
+    const float *weight = model_head_weight(p);
+    float *dweight = p->grads + (weight - p->weights);
+    if (m->logits_set != p->flow->set) {
+        uint64_t tokens;
+        model_head_forward(p, weight, 1, &tokens);
+    }
+    kern_matmul_dw(p->pool, dweight, m->logits, p->set->norm, shape, p->add);
+    kern_matmul_dx(p->pool, m->dnorm, m->logits, weight, shape, 0);
+    m->logits_set = MODEL_NO_SET;
+}
+
+/* The final norm: the stream's gradient begins here. */
+static void norm_backward(const struct model_pass *p)
+{
+    struct train_model *m = p->model;
+    const struct train_tensor *norm = &m->tensors[model_norm_index(m)];
+    const struct model_set *set = p->set;
+    uint64_t at = model_in_unit(m, norm);
+    float *dbias = m->config.bias ? p->grads + model_in_unit(m, norm + 1) : NULL;
+    memset(m->dx, 0, (size_t)m->stream_rows * m->config.dim * sizeof *m->dx);
+    model_backward_norm(p, p->grads + at, dbias, set->x, p->weights + at, set->mean, set->rstd);
+}
+
+static int layer_backward(const struct model_pass *p, uint32_t layer, struct bl_errmsg *msg)
+{
+    const struct train_model *m = p->model;
+    uint32_t first = m->first_layer[p->vstage], count = m->first_layer[p->vstage + 1] - first;
+    int rc = model_layer_backward(p, &p->set->layers[layer - first], msg);
+    if (rc == 0 && layer == first + count / 2) {
+        BL_IGNORE(BL_FAILPOINT("mid-backward"), "it acts by itself");
+    }
+    return rc;
+}
+
+static void embed_backward(const struct model_pass *p)
+{
+    const struct train_model *m = p->model;
+    uint32_t dim = m->config.dim;
+    if (model_is_gpt2(m)) {
+        float *positions = p->grads + model_in_unit(m, &m->tensors[1]);
+        kern_position_backward(p->pool, positions, m->dx, m->rows, dim, m->seq_len,
+                               m->config.context, p->add);
+    }
+    kern_embedding_backward(p->pool, p->grads, m->dx, p->flow->tokens, m->rows, dim, m->vocab,
+                            p->add);
+}
+
+/* A first micro-batch overwrites all: the gaps behind the unit's tensors too. */
+static void zero_gaps(const struct model_pass *p, uint32_t unit)
+{
+    const struct train_model *m = p->model;
+    uint64_t end = m->units[unit].elems;
+    for (uint32_t i = m->tensor_count; i-- > 0;) {
+        const struct train_tensor *t = &m->tensors[i];
+        if (t->unit == unit) {
+            uint64_t filled = model_in_unit(m, t) + t->elems;
+            memset(p->grads + filled, 0, (end - filled) * sizeof *p->grads);
+            end = model_in_unit(m, t);
+        }
+    }
+    if (unit == m->config.layers + 2) { /* a tied head is as long as the embedding */
+        uint64_t filled = m->tensors[0].elems;
+        memset(p->grads + filled, 0, (end - filled) * sizeof *p->grads);
+    }
+}
+
+static int unit_backward(const struct model_pass *p, uint32_t unit, struct bl_errmsg *msg)
+{
+    const struct bl_job_model *c = &p->model->config;
+    int rc = 0;
+    if (unit == c->layers + 1 + (c->tied != 0)) {
+        head_backward(p);
+    }
+    if (unit == c->layers + 1) {
+        norm_backward(p);
+    } else if (unit == 0) {
+        embed_backward(p);
+    } else if (unit <= c->layers) {
+        rc = layer_backward(p, unit - 1, msg);
+    }
+    if (rc == 0 && !p->add) {
+        zero_gaps(p, unit);
+    }
+    return rc;
+}
+
+int train_model_backward(struct train_model *model, const struct train_flow *flow,
+                         const struct train_hooks *hooks, struct kern_pool *pool,
+                         struct bl_errmsg *msg)
+{
+    struct model_pass pass;
+    size_t stream_bytes = (size_t)model->stream_rows * model->config.dim * sizeof(float);
+    int rc = model_pass_init(&pass, model, flow, hooks, pool, msg);
+    if (rc < 0) {
+        return rc;
+    }
+    if (pass.vstage + 1 < model->vstages) {
+        memcpy(model->dx, flow->dout, stream_bytes);
+    }
+    uint32_t first = model_unit_first(model, pass.vstage);
+    for (uint32_t unit = model_unit_end(model, pass.vstage); rc == 0 && unit-- > first;) {
+        rc = hooks->weights(hooks->ctx, unit, 1, &pass.weights, msg);
+        if (rc == 0) {
+            rc = hooks->grads(hooks->ctx, unit, &pass.grads, msg);
+        }
+        if (rc == 0) {
+            rc = unit_backward(&pass, unit, msg);
+        }
+        if (rc == 0) {
+            rc = hooks->grads_done(hooks->ctx, unit, msg);
+        }
+        if (rc == 0 && hooks->poke != NULL) {
+            rc = hooks->poke(hooks->ctx, msg);
+        }
+    }
+    if (rc == 0 && pass.vstage != 0) {
+        memcpy(flow->din, model->dx, stream_bytes);
+    }
+    return rc;
+}
