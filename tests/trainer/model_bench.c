@@ -42,6 +42,7 @@ void model_bench_init(struct model_bench *b, const struct bl_job_model *config, 
 {
     struct bl_errmsg msg = {0};
     memset(b, 0, sizeof *b);
+    b->config = config;
     assert_int_equal(kern_pool_new(&b->pool, threads, &msg), 0);
     assert_int_equal(train_model_new(&b->model, config, seq_len, batch, threads, &msg), 0);
     b->buffer_elems = train_model_buffer_elems(b->model);

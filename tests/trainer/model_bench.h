@@ -14,6 +14,7 @@ extern const struct bl_job_model MODEL_SMALL, MODEL_SMALL_GPT2;
 
 /* A model with buffers and a batch. */
 struct model_bench {
+    const struct bl_job_model *config; /* kept */
     struct train_model *model;
     struct kern_pool *pool;
     float *params, *grads;
