@@ -78,6 +78,15 @@ void kern_embedding_backward(struct kern_pool *pool, float *dweight, const float
                              const int32_t *tokens, uint32_t n, uint32_t c, uint32_t vocab,
                              int add);
 
+/* The same for ranks that have rows [lo, hi) of the table, of which `weight` and `dweight` are the
+ * first: a token of another rank gives a row of zeros, and no gradient. Any token of 0 or more. */
+void kern_embedding_slice_forward(struct kern_pool *pool, float *out, const int32_t *tokens,
+                                  const float *weight, uint32_t n, uint32_t c, uint32_t lo,
+                                  uint32_t hi);
+void kern_embedding_slice_backward(struct kern_pool *pool, float *dweight, const float *dout,
+                                   const int32_t *tokens, uint32_t n, uint32_t c, uint32_t lo,
+                                   uint32_t hi, int add);
+
 /* ---- RMSNorm (Zhang and Sennrich 2019) ---- */
 
 /* rstd[n] = 1 / sqrt(sum_c x^2 / C + eps); out[n,c] = x[n,c] * rstd[n] * weight[c]. fp32 sums. */
@@ -211,6 +220,24 @@ void kern_gelu_backward(struct kern_pool *pool, float *dx, const float *dout, co
 double kern_cross_entropy(struct kern_pool *pool, float *logits, double *losses,
                           const int32_t *targets, uint32_t n, uint32_t vocab, int backward,
                           uint64_t *ret_count);
+
+/* The same in three phases for ranks that have columns [lo, lo + columns) of each row (none, too):
+ * between them the ranks exchange what is theirs. Where one rank has all columns the bits are those
+ * of kern_cross_entropy. Rows with a target below 0 give zeros.
+ * tops[N] = the row's largest logit here, -infinity of no columns. */
+void kern_cross_entropy_top(struct kern_pool *pool, float *tops, const float *logits,
+                            const int32_t *targets, uint32_t n, uint32_t columns);
+/* Given the largest of all ranks: sums[N,2] = the sum of exp(logit - top) over the columns here,
+ * and logit[target] - top where the target is here, else 0. With `backward` the exponentials
+ * replace the logits. */
+void kern_cross_entropy_sum(struct kern_pool *pool, double *sums, float *logits, const float *tops,
+                            const int32_t *targets, uint32_t n, uint32_t lo, uint32_t columns,
+                            int backward);
+/* Given all ranks' sums, added: losses, their sum (equal on all ranks) and the gradient, as
+ * kern_cross_entropy does; `logits` holds the exponentials. */
+double kern_cross_entropy_finish(struct kern_pool *pool, float *logits, double *losses,
+                                 const double *sums, const int32_t *targets, uint32_t n,
+                                 uint32_t lo, uint32_t columns, int backward, uint64_t *ret_count);
 
 /* ---- flat operations of the lane tree and the optimizer ---- */
 

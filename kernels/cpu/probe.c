@@ -163,6 +163,33 @@ static void probe_elementwise(struct probe *probe)
     take(probe, a, count * sizeof(float));
 }
 
+/* What tensor-parallel ranks do of embedding and cross-entropy, over two slices. */
+static void probe_slices(struct probe *probe)
+{
+    static const int32_t tokens[4] = {17, 60, -1, 4000};
+    enum { ROWS = 4, CUT = VOCAB / 2 };
+    size_t count = (size_t)ROWS * (VOCAB - CUT);
+    float *x = probe->memory, tops[ROWS];
+    double sums[2 * ROWS], losses[ROWS];
+    uint64_t counted;
+    for (uint32_t slice = 0; slice < 2; slice++) {
+        uint32_t lo = slice == 0 ? 0 : CUT, columns = slice == 0 ? CUT : VOCAB - CUT;
+        fill(x, count, 17 + slice);
+        kern_cross_entropy_top(probe->pool, tops, x, tokens, ROWS, columns);
+        kern_cross_entropy_sum(probe->pool, sums, x, tops, tokens, ROWS, lo, columns, 1);
+        losses[0] = kern_cross_entropy_finish(probe->pool, x, losses, sums, tokens, ROWS, lo,
+                                              columns, 1, &counted);
+        take(probe, losses, sizeof losses[0]);
+        take(probe, x, (size_t)ROWS * columns * sizeof(float));
+    }
+    float *dweight = x + SMALL_ROWS * SMALL, *out = dweight + SMALL_ROWS * SMALL;
+    fill(x, SMALL_ROWS * SMALL, 19);
+    kern_embedding_slice_forward(probe->pool, out, tokens, x, 2, SMALL, 10, SMALL_ROWS);
+    kern_embedding_slice_backward(probe->pool, dweight, out, tokens, 2, SMALL, 10, SMALL_ROWS, 0);
+    take(probe, out, 2 * SMALL * sizeof(float));
+    take(probe, dweight, (SMALL_ROWS - 10) * SMALL * sizeof(float));
+}
+
 int kern_probe(struct kern_pool *pool, const struct kern_matmul_shape *shapes, uint32_t shape_count,
                uint64_t *ret_digest, struct bl_errmsg *msg)
 {
@@ -184,6 +211,7 @@ int kern_probe(struct kern_pool *pool, const struct kern_matmul_shape *shapes, u
         probe_gpt2(&probe);
         probe_attention(&probe);
         probe_elementwise(&probe);
+        probe_slices(&probe);
         *ret_digest = probe.digest;
     }
     free(probe.memory);
