@@ -379,11 +379,136 @@ static void test_stages_give_the_bits_of_the_whole_gpt2(void **state)
     check_model(&bare);
 }
 
+/* 1F1B on two stages with two sets, interleaved chunks: each stage keeps few passes. The logits of
+ * a waiting set are overwritten by the next one's and made again. */
+static void test_few_sets_serve_chunks_in_any_order(void **state)
+{
+    (void)state;
+    static const struct {
+        char what;
+        uint8_t vstage, micro, set;
+    } ops[] = {
+        {'f', 0, 0, 0}, {'f', 1, 0, 0}, {'f', 2, 0, 1}, {'f', 0, 1, 2}, {'f', 3, 0, 1},
+        {'f', 1, 1, 2}, {'f', 2, 1, 3}, {'f', 3, 1, 3}, {'b', 3, 0, 1}, {'b', 2, 0, 1},
+        {'b', 3, 1, 3}, {'f', 0, 2, 1}, {'b', 1, 0, 0}, {'f', 1, 2, 1}, {'b', 0, 0, 0},
+        {'f', 2, 2, 0}, {'b', 2, 1, 3}, {'b', 1, 1, 2}, {'f', 3, 2, 0}, {'b', 3, 2, 0},
+        {'b', 0, 1, 2}, {'b', 2, 2, 0}, {'b', 1, 2, 1}, {'b', 0, 2, 1},
+    };
+    const struct bl_job_model *configs[] = {&LLAMA, &GPT2};
+    for (size_t i = 0; i < 2; i++) {
+        struct whole w;
+        struct cut_run r;
+        whole_init(&w, configs[i]);
+        cut_init(&r, &w, (struct cut){.pp = 2, .chunks = 2, .sets = 4, .lend = 1});
+        for (size_t k = 0; k < sizeof ops / sizeof *ops; k++) {
+            (ops[k].what == 'f' ? forward : backward)(&r, ops[k].vstage, ops[k].micro, ops[k].set);
+        }
+        compare_gradients(&r);
+        cut_close(&r);
+        whole_close(&w);
+    }
+}
+
+static void test_evaluation_between_does_not_disturb_a_waiting_set(void **state)
+{
+    (void)state;
+    struct whole w;
+    struct cut_run r;
+    whole_init(&w, &GPT2);
+    cut_init(&r, &w, (struct cut){.pp = 1, .chunks = 1, .sets = 2, .lend = 1});
+    for (int m = 0; m < MICROS; m++) {
+        const struct train_hooks hooks = stage_hooks(&r, &r.stages[0]);
+        struct train_flow flow = flow_of(&r, 0, (m + 1) % MICROS, 1);
+        double loss;
+        uint64_t tokens;
+        flow.eval = 1;
+        forward(&r, 0, m, 0);
+        assert_int_equal(
+            train_model_forward(r.stages[0].model, &flow, &hooks, &loss, &tokens, NULL, NULL), 0);
+        assert_memory_equal(&loss, &w.losses[(m + 1) % MICROS], sizeof loss);
+        backward(&r, 0, m, 0);
+    }
+    compare_gradients(&r);
+    cut_close(&r);
+    whole_close(&w);
+}
+
+/* ---- the calls of hooks ---- */
+
+static void test_idle_rank_makes_the_calls_of_a_working_one(void **state)
+{
+    (void)state;
+    struct whole w;
+    struct cut_run r;
+    whole_init(&w, &GPT2);
+    cut_init(&r, &w, (struct cut){.pp = 2, .chunks = 2, .sets = 4, .lend = 1});
+    for (uint32_t v = 0; v < 4; v++) {
+        forward(&r, v, 0, v);
+    }
+    for (uint32_t v = 4; v-- > 0;) {
+        backward(&r, v, 0, v);
+    }
+    for (uint32_t s = 0; s < 2; s++) {
+        struct stage *st = &r.stages[s];
+        struct lender idle = st->lender;
+        const struct train_hooks hooks = lender_hooks(&idle);
+        idle.call_count = 0;
+        assert_int_equal(train_model_idle(st->model, 0, 0, &hooks, NULL), 0);
+        assert_int_equal(train_model_idle(st->model, 1, 0, &hooks, NULL), 0);
+        assert_int_equal(train_model_idle(st->model, 1, 1, &hooks, NULL), 0);
+        assert_int_equal(train_model_idle(st->model, 0, 1, &hooks, NULL), 0);
+        assert_int_equal(idle.call_count, st->lender.call_count);
+        assert_memory_equal(idle.calls, st->lender.calls, idle.call_count * sizeof *idle.calls);
+        lend_none(&idle);
+    }
+    /* the last chunk of the last stage, as the header says */
+    static const uint32_t expect[] = {1 << 16 | 6, 5 << 16,     1 << 16 | 7,
+                                      5 << 16,     1 << 16 | 8, 5 << 16};
+    assert_memory_equal(r.stages[1].lender.calls + 4, expect, sizeof expect);
+    cut_close(&r);
+    whole_close(&w);
+}
+
+static void test_error_of_any_hook_ends_the_pass(void **state)
+{
+    (void)state;
+    struct whole w;
+    struct cut_run r;
+    whole_init(&w, &LLAMA);
+    cut_init(&r, &w, (struct cut){.pp = 1, .chunks = 1, .sets = 1, .lend = 1});
+    struct stage *st = &r.stages[0];
+    const struct train_hooks hooks = lender_hooks(&st->lender);
+    const struct train_flow flow = flow_of(&r, 0, 0, 0);
+    const int forward_calls = 2 * 8, backward_calls = 4 * 8;
+    for (int at = 1; at <= forward_calls + backward_calls; at++) {
+        double loss = -1;
+        uint64_t tokens = 99;
+        st->lender.call_count = 0;
+        st->lender.fail_at = at;
+        int rc = train_model_forward(st->model, &flow, &hooks, &loss, &tokens, NULL, NULL);
+        assert_int_equal(rc, at <= forward_calls ? BL_EABORTED : 0);
+        assert_true((loss == -1 && tokens == 99) == (rc != 0));
+        if (rc == 0) {
+            rc = train_model_backward(st->model, &flow, &hooks, NULL, NULL);
+            assert_int_equal(rc, BL_EABORTED);
+        }
+        assert_int_equal(st->lender.call_count, at);
+        free(st->lender.grads);
+        st->lender.grads = NULL;
+    }
+    cut_close(&r);
+    whole_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stages_give_the_bits_of_the_whole_llama),
         cmocka_unit_test(test_stages_give_the_bits_of_the_whole_gpt2),
+        cmocka_unit_test(test_few_sets_serve_chunks_in_any_order),
+        cmocka_unit_test(test_evaluation_between_does_not_disturb_a_waiting_set),
+        cmocka_unit_test(test_idle_rank_makes_the_calls_of_a_working_one),
+        cmocka_unit_test(test_error_of_any_hook_ends_the_pass),
     };
     return cmocka_run_group_tests_name("trainer/stages", tests, NULL, NULL);
 }
