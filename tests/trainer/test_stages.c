@@ -280,6 +280,9 @@ static void compare_gradients(struct cut_run *r)
         }
     }
     assert_int_equal(elems, r->whole->b.grad_elems);
+    for (uint64_t i = 0; i < elems; i++) {
+        assert_true(isfinite(r->whole->b.grads[i])); /* gaps as well: they were NaN */
+    }
 }
 
 static void cut_close(struct cut_run *r)
