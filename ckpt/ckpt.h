@@ -42,13 +42,14 @@ struct ckpt_store_config {
     const char *node;       /* name of this node; needed for writing */
     bool create;            /* make root and BELAY file when missing */
     bool shared;            /* every node sees this directory */
-    uint32_t nodes;         /* nodes of the job; with !shared and nodes > 1: BL_ENOTBUILT */
+    bool apart;             /* writing: it is `node`'s own, and checkpoints lie on several nodes */
     uint64_t reserve_bytes; /* kept for the commit record; 0: none (readers) */
     struct ckpt_io *io;     /* borrowed for the store's life; NULL: the real one */
 };
 
-/* Opens `path`. BL_EFOREIGN names the run that is there and the way out; -ENOENT when there is no
- * root and create is false; BL_EVERSION for a newer format. *ret is owned: ckpt_store_close. */
+/* Opens `path`. BL_EFOREIGN names the run (or, with apart, the node) that is there and the way out;
+ * -ENOENT when there is no root and create is false; BL_EVERSION for a newer format. *ret is owned:
+ * ckpt_store_close. */
 BL_MUST_CHECK int ckpt_store_open(struct ckpt_store **ret, const struct ckpt_store_config *config,
                                   struct bl_errmsg *msg);
 void ckpt_store_close(struct ckpt_store *store);
@@ -56,6 +57,8 @@ void ckpt_store_close(struct ckpt_store *store);
 /* The run that the root belongs to; view of the store. */
 const char *ckpt_store_run(const struct ckpt_store *store);
 const char *ckpt_store_path(const struct ckpt_store *store);
+/* The node that has this root for itself, or "": then a checkpoint is there whole, or broken. */
+const char *ckpt_store_owner(const struct ckpt_store *store);
 /* What is wrong with the BELAY file of a root that was opened for reading all the same, or "". */
 const char *ckpt_store_damage(const struct ckpt_store *store);
 
@@ -140,6 +143,34 @@ BL_MUST_CHECK int ckpt_commit(struct ckpt_store *store, const struct ckpt_attemp
                               struct ckpt_manifest *manifest, struct ckpt_commit_result *ret,
                               struct bl_errmsg *msg);
 
+/* ---- Saving to roots that each node has for itself (config.apart) ----
+ *
+ *     every node     ckpt_attempt_begin, ckpt_save_part
+ *     one node       ckpt_compose              reads all parts' indexes, writes the manifest
+ *     every node     ckpt_prepare              takes the manifest
+ *     the leader     records its digest: the commit
+ *     every node     ckpt_publish              the final name
+ */
+
+/* Writes the manifest into this node's attempt, durably, made when it is missing. As ckpt_commit,
+ * but that nothing is renamed; the store's io must show the other nodes' parts. *ret_digest is the
+ * manifest's. Repeating it may give another digest (the time is in it). */
+BL_MUST_CHECK int ckpt_compose(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                               struct ckpt_manifest *manifest, uint64_t *ret_digest,
+                               struct bl_errmsg *msg);
+
+/* Takes the manifest of that digest from where `from` shows it (under the attempt's path in this
+ * root), checks this node's own parts against it, and writes it into the attempt, durably. It being
+ * there is fine. BL_EDIGEST: another manifest came. */
+BL_MUST_CHECK int ckpt_prepare(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                               struct ckpt_io *from, uint64_t manifest_digest,
+                               struct bl_errmsg *msg);
+
+/* Gives a prepared attempt its final name, durably. Idempotent. -ENOENT when neither is there. */
+BL_MUST_CHECK int ckpt_publish(struct ckpt_store *store, const struct ckpt_attempt *attempt,
+                               uint64_t manifest_digest, struct ckpt_commit_result *ret,
+                               struct bl_errmsg *msg);
+
 /* Moves an attempt that will not be committed to .trash; not being there is fine. */
 BL_MUST_CHECK int ckpt_attempt_drop(struct ckpt_store *store, const struct ckpt_attempt *attempt,
                                     struct bl_errmsg *msg);
@@ -151,17 +182,25 @@ enum ckpt_state {
     CKPT_BROKEN,   /* has a committed name, but something is wrong: why */
     CKPT_FOREIGN,  /* of another run */
     CKPT_FORWARD,  /* an attempt with a valid manifest and all parts, of a crashed commit */
-    CKPT_LEFTOVER  /* an attempt without; being written, or dead */
+    CKPT_LEFTOVER, /* an attempt without; being written, or dead */
+    CKPT_PARTIAL,  /* committed; in a node's own root: manifest and the parts that are here check
+                      out, other nodes have the others */
+    CKPT_PREPARED  /* the same of an attempt: whether it is committed only the leader knows */
 };
+
+#define CKPT_HERE_WORDS (CKPT_PARTS_MAX / 64)
 
 struct ckpt_entry {
     char dir[CKPT_DIR_MAX];
     enum ckpt_state state;
     uint64_t step, generation;
-    uint64_t line, samples, bytes, saved_unix_s; /* of GOOD and FORWARD; bytes over all parts */
-    uint32_t part_count, world;
-    struct ckpt_layout layout;  /* at saving; the world is in it too */
-    char codec[CKPT_CODEC_MAX]; /* "none", "zstd" */
+    uint64_t line, samples, bytes, saved_unix_s; /* but of BROKEN, LEFTOVER; bytes: of parts here */
+    uint32_t part_count, parts_here, world;
+    uint64_t nonce;                 /* of an attempt */
+    uint64_t here[CKPT_HERE_WORDS]; /* bit i: part i is here */
+    char lacks[CKPT_NODE_MAX];      /* the node that has the first part that is not here, or "" */
+    struct ckpt_layout layout;      /* at saving; the world is in it too */
+    char codec[CKPT_CODEC_MAX];     /* "none", "zstd" */
     double loss;
     struct bl_state_digest digest;
     uint64_t manifest_digest, function_id;
@@ -185,7 +224,8 @@ struct ckpt_cut {
 BL_MUST_CHECK int ckpt_scan(struct ckpt_store *store, struct ckpt_scan *ret, struct bl_errmsg *msg);
 void ckpt_scan_close(struct ckpt_scan *scan);
 
-/* The newest good entry that `cuts` (may be NULL) admits; NULL when there is none. View of scan. */
+/* The newest entry that is good, and whole here, that `cuts` (may be NULL) admits; NULL when there
+ * is none. View of scan. */
 const struct ckpt_entry *ckpt_scan_newest(const struct ckpt_scan *scan, const struct ckpt_cut *cuts,
                                           uint32_t cut_count);
 
@@ -230,6 +270,7 @@ struct ckpt_verify_result {
     uint64_t findings;
     uint64_t bytes_read;
     uint32_t parts, tensors;
+    uint32_t elsewhere; /* of the parts, on other nodes: not looked at */
 };
 
 /* Checks one checkpoint, going on after findings. 0: looked at all of it (see findings); else it

@@ -44,6 +44,11 @@ void ckpt_names_close(struct ckpt_names *names);
 
 struct ckpt_io;
 
+/* Descriptors from here on are none of this system's: only an implementation's own pread reads
+ * them.
+ */
+#define CKPT_FAR_FD (1 << 24)
+
 struct ckpt_io_ops {
     /* A descriptor, or -errno. O_CLOEXEC is added. */
     int (*open)(struct ckpt_io *io, const char *path, int flags, mode_t mode);

@@ -211,6 +211,12 @@ static void slot_start(struct ckpt_queue *queue, uint32_t index)
             slot->asked = slot->bytes - slot->done;
         }
     }
+    if (slot->fd >= CKPT_FAR_FD) {
+        slot_settle(queue, index,
+                    queue->io->ops->pread(queue->io, slot->fd, data, slot->asked,
+                                          slot->offset + slot->done));
+        return;
+    }
     if (queue->ring == NULL) {
         int64_t n = slot->write
                         ? ckpt_io_real()->ops->pwrite(queue->io, slot->fd, data, slot->asked,

@@ -46,7 +46,7 @@ bool ckpt_entry_admitted(const struct ckpt_entry *entry, const struct ckpt_cut *
             return false;
         }
     }
-    return entry->state == CKPT_GOOD;
+    return entry->state == CKPT_GOOD || entry->state == CKPT_PARTIAL;
 }
 
 static void reason(struct retainer *r, uint32_t i, const char *fmt, ...) BL_PRINTF(3, 4);
@@ -136,6 +136,7 @@ static void hold_other(struct retainer *r, uint32_t i, uint32_t rank)
 {
     switch (r->entries[i].state) {
     case CKPT_GOOD:
+    case CKPT_PARTIAL:
         if (rank == 0) {
             hold(r, i, HELD_ALWAYS);
             reason(r, i, "of a line that ended, but none of the run's line is newer");
@@ -293,7 +294,7 @@ int ckpt_retain_remove(struct ckpt_store *store, const struct ckpt_entry *entrie
             rc = ckpt_trash_move(store, entries[i].dir, msg);
             result.removed += rc == 0;
         } else {
-            result.kept += entries[i].state == CKPT_GOOD;
+            result.kept += entries[i].state == CKPT_GOOD || entries[i].state == CKPT_PARTIAL;
         }
     }
     if (ret != NULL) {

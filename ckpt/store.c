@@ -77,8 +77,20 @@ int ckpt_store_writable(const struct ckpt_store *store, struct bl_errmsg *msg)
     return store->writable ? 0 : bl_err(msg, -EROFS, "%s: opened for reading only", store->path);
 }
 
-static int root_file_decode(char run[CKPT_RUN_MAX], const char *text, size_t bytes,
-                            struct bl_errmsg *msg)
+/* One of the root's own files: a number of the version, and a name: of the run, or of the node that
+ * has the root for itself. */
+struct root_file {
+    const char *file, *version_key, *key, *what;
+    size_t name_max;
+};
+
+static const struct root_file run_file = {CKPT_ROOT_FILE, "belay_root", "run", "a run id",
+                                          CKPT_RUN_MAX};
+static const struct root_file owner_file = {CKPT_OWNER_FILE, "belay_node", "node", "a node's name",
+                                            CKPT_NODE_MAX};
+
+static int root_file_decode(const struct root_file *kind, char *name, const char *text,
+                            size_t bytes, struct bl_errmsg *msg)
 {
     struct ckpt_json reader;
     uint64_t digest;
@@ -88,27 +100,28 @@ static int root_file_decode(char run[CKPT_RUN_MAX], const char *text, size_t byt
     }
     ckpt_json_init(&reader, text, bytes);
     ckpt_json_want(&reader, '{');
-    ckpt_json_key(&reader, "belay_root");
+    ckpt_json_key(&reader, kind->version_key);
     if (ckpt_json_u64(&reader) != CKPT_FORMAT_VERSION) {
         ckpt_json_fail(&reader, BL_EVERSION, "root of another version; this program reads %d",
                        CKPT_FORMAT_VERSION);
     }
     ckpt_json_want(&reader, ',');
-    ckpt_json_key(&reader, "run");
-    ckpt_json_string(&reader, run, CKPT_RUN_MAX);
-    if (!ckpt_name_is_plain(run)) {
-        ckpt_json_fail(&reader, BL_EFORMAT, "a run id expected");
+    ckpt_json_key(&reader, kind->key);
+    ckpt_json_string(&reader, name, kind->name_max);
+    if (!ckpt_name_is_plain(name)) {
+        ckpt_json_fail(&reader, BL_EFORMAT, "%s expected", kind->what);
     }
     return ckpt_json_error(&reader, msg);
 }
 
-/* Reads ROOT/BELAY. -ENOENT when it is not there. */
-static int root_file_read(struct ckpt_store *store, char run[CKPT_RUN_MAX], struct bl_errmsg *msg)
+/* -ENOENT when it is not there. `name` has room for the kind's. */
+static int root_file_read(struct ckpt_store *store, const struct root_file *kind, char *name,
+                          struct bl_errmsg *msg)
 {
     char path[CKPT_PATH_MAX];
     char *text = NULL;
     size_t bytes = 0;
-    int rc = ckpt_path_join(path, store->path, CKPT_ROOT_FILE, NULL, msg);
+    int rc = ckpt_path_join(path, store->path, kind->file, NULL, msg);
 
     if (rc == 0) {
         rc = ckpt_io_read_file(store->io, path, CKPT_ROOT_FILE_MAX, &text, &bytes, msg);
@@ -116,13 +129,14 @@ static int root_file_read(struct ckpt_store *store, char run[CKPT_RUN_MAX], stru
     if (rc < 0) {
         return rc;
     }
-    rc = root_file_decode(run, text, bytes, msg);
+    rc = root_file_decode(kind, name, text, bytes, msg);
     free(text);
     return rc < 0 ? bl_err_in(msg, rc, "%s", path) : 0;
 }
 
-/* Writes ROOT/BELAY unless somebody is faster: link is the one step that cannot overwrite. */
-static int root_file_write(struct ckpt_store *store, struct bl_errmsg *msg)
+/* Writes it unless somebody is faster: link is the one step that cannot overwrite. */
+static int root_file_write(struct ckpt_store *store, const struct root_file *kind, const char *name,
+                           struct bl_errmsg *msg)
 {
     struct ckpt_text text = {0};
     char temp_name[64], temp[CKPT_PATH_MAX], path[CKPT_PATH_MAX];
@@ -131,13 +145,14 @@ static int root_file_write(struct ckpt_store *store, struct bl_errmsg *msg)
     snprintf(temp_name, sizeof(temp_name), ".BELAY.%016" PRIx64 ".tmp", ckpt_nonce());
     rc = ckpt_path_join(temp, store->path, temp_name, NULL, msg);
     if (rc == 0) {
-        rc = ckpt_path_join(path, store->path, CKPT_ROOT_FILE, NULL, msg);
+        rc = ckpt_path_join(path, store->path, kind->file, NULL, msg);
     }
     if (rc < 0) {
         return rc;
     }
-    ckpt_text_printf(&text, "{\"belay_root\":%d,\n\"run\":", CKPT_FORMAT_VERSION);
-    ckpt_text_string(&text, store->run);
+    ckpt_text_printf(&text, "{\"%s\":%d,\n\"%s\":", kind->version_key, CKPT_FORMAT_VERSION,
+                     kind->key);
+    ckpt_text_string(&text, name);
     ckpt_text_printf(&text, ",\n");
     if (!text.failed) {
         ckpt_text_printf(&text, "\"digest\":\"%016llx\"}\n",
@@ -201,11 +216,38 @@ static int check_orphans(struct ckpt_store *store, bool *ret_any, struct bl_errm
     return rc;
 }
 
+/* Who has this root for itself? Nobody, where every node sees it. A writer that has it for itself
+ * says so first, and refuses another's. */
+static int owner_open(struct ckpt_store *store, bool create, struct bl_errmsg *msg)
+{
+    int rc;
+
+    if (store->writable && store->shared) {
+        return 0;
+    }
+    rc = root_file_read(store, &owner_file, store->owner, msg);
+    if (rc == -ENOENT && store->apart && create) {
+        rc = root_file_write(store, &owner_file, store->node, msg);
+        rc = rc < 0 ? rc : root_file_read(store, &owner_file, store->owner, msg);
+    }
+    if (rc < 0) {
+        store->owner[0] = '\0';
+        return rc == -ENOENT ? 0 : rc;
+    }
+    if (store->apart && strcmp(store->owner, store->node) != 0) {
+        return bl_err(msg, BL_EFOREIGN,
+                      "%s is node %s's own, not %s's: say shared: true where all nodes see it, or "
+                      "put {node} into its path (a node that was renamed: remove its file %s)",
+                      store->path, store->owner, store->node, CKPT_OWNER_FILE);
+    }
+    return 0;
+}
+
 static int open_for_reading(struct ckpt_store *store, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {0};
     bool any = false;
-    int found = root_file_read(store, store->run, &why);
+    int found = root_file_read(store, &run_file, store->run, &why);
     int rc;
 
     if (found == 0) {
@@ -261,7 +303,7 @@ static int open_for_writing(struct ckpt_store *store, bool create, struct bl_err
 {
     char found[CKPT_RUN_MAX] = "";
     bool any = false;
-    int rc = root_file_read(store, found, msg);
+    int rc = root_file_read(store, &run_file, found, msg);
 
     if (rc == -ENOENT && create) {
         rc = make_directories(store, msg);
@@ -269,10 +311,10 @@ static int open_for_writing(struct ckpt_store *store, bool create, struct bl_err
             rc = check_orphans(store, &any, msg);
         }
         if (rc == 0) {
-            rc = root_file_write(store, msg);
+            rc = root_file_write(store, &run_file, store->run, msg);
         }
         if (rc == 0) {
-            rc = root_file_read(store, found, msg);
+            rc = root_file_read(store, &run_file, found, msg);
         }
     } else if (rc == BL_EDIGEST || rc == BL_EFORMAT) {
         return bl_err_in(msg, rc, "damaged (remove this file, and it is made anew)");
@@ -306,12 +348,6 @@ static int check_config(const struct ckpt_store_config *config, struct bl_errmsg
 {
     if (strlen(config->path) + 256 > CKPT_PATH_MAX || config->path[0] == '\0') {
         return bl_err(msg, -ENAMETOOLONG, "root path of %zu bytes", strlen(config->path));
-    }
-    if (!config->shared && config->nodes > 1) {
-        return bl_err(msg, BL_ENOTBUILT,
-                      "%s: roots of their own on %u nodes are not built into this version; give a "
-                      "directory that every node sees, with shared: true",
-                      config->path, config->nodes);
     }
     if (config->run == NULL) {
         return config->create ? bl_err(msg, -EINVAL, "a root cannot be made without a run") : 0;
@@ -348,6 +384,7 @@ int ckpt_store_open(struct ckpt_store **ret, const struct ckpt_store_config *con
         store->path[--bytes] = '\0';
     }
     store->shared = config->shared;
+    store->apart = config->apart;
     store->reserve_bytes = config->reserve_bytes;
     if (config->run == NULL) {
         rc = open_for_reading(store, msg);
@@ -357,6 +394,7 @@ int ckpt_store_open(struct ckpt_store **ret, const struct ckpt_store_config *con
         store->writable = true;
         rc = open_for_writing(store, config->create, msg);
     }
+    rc = rc < 0 ? rc : owner_open(store, config->create, msg);
     if (rc < 0) {
         free(store);
         return rc;
@@ -381,6 +419,11 @@ const char *ckpt_store_run(const struct ckpt_store *store)
 const char *ckpt_store_path(const struct ckpt_store *store)
 {
     return store->path;
+}
+
+const char *ckpt_store_owner(const struct ckpt_store *store)
+{
+    return store->owner;
 }
 
 const char *ckpt_store_damage(const struct ckpt_store *store)

@@ -5,6 +5,7 @@
  *
  *     ROOT/BELAY                                   which run this is
  *     ROOT/latest                                  a hint
+ *     ROOT/NODE                                    which node has this root for itself
  *     ROOT/step-000000001200.g7/                   committed
  *     ROOT/.step-000000001300.g7.a1.NONCE.tmp/     an attempt
  *     ROOT/.trash/NAME.NONCE/                      retired; its part files are recycled
@@ -20,6 +21,7 @@
 #define CKPT_ROOT_FILE          "BELAY"
 #define CKPT_ROOT_FILE_MAX      4096u
 #define CKPT_LATEST_FILE        "latest"
+#define CKPT_OWNER_FILE         "NODE"
 #define CKPT_TRASH_DIR          ".trash"
 #define CKPT_MANIFEST_FILE      "manifest.json"
 #define CKPT_VERIFIED_FILE      "verified"
@@ -33,8 +35,9 @@ struct ckpt_store {
     char path[CKPT_PATH_MAX];
     char run[CKPT_RUN_MAX]; /* "": not known (damage) */
     char node[CKPT_NODE_MAX];
+    char owner[CKPT_NODE_MAX]; /* "": every node sees this root, or there is but one */
     char damage[CKPT_WHY_MAX]; /* of the BELAY file; only in stores opened for reading */
-    bool writable, shared;
+    bool writable, shared, apart;
     uint64_t reserve_bytes;
 };
 
@@ -52,16 +55,31 @@ struct ckpt_opened {
     enum ckpt_codec codec;         /* of its parts */
     struct ckpt_manifest manifest; /* parts[].held are its own, with offsets of 0: see indexes */
     uint64_t manifest_digest;
-    struct ckpt_index *indexes; /* owned; one per part */
-    char *text;                 /* owned: the manifest's */
+    struct ckpt_index *indexes; /* owned; one per part; zeroed for those that are elsewhere */
+    uint64_t here[CKPT_HERE_WORDS];
+    uint32_t parts_here;
+    char *text; /* owned: the manifest's */
     size_t text_bytes;
 };
 void ckpt_opened_close(struct ckpt_opened *opened);
 
 /* Reads manifest, part sizes and indexes of directory `dir` of the root and checks them against one
- * another. BL_EFOREIGN for another run. Errors name file and what is wrong. */
+ * another. In a node's own root parts of other nodes may be missing. BL_EFOREIGN for another run.
+ * Errors name file and what is wrong. */
 BL_MUST_CHECK int ckpt_opened_load(struct ckpt_store *store, const char *dir,
                                    struct ckpt_opened *ret, struct bl_errmsg *msg);
+/* Is this part another node's, so that it need not be here? */
+bool ckpt_part_is_elsewhere(const struct ckpt_store *store, const struct ckpt_part *part);
+/* Writes a manifest's text into the directory `path`, under a name of its own first; when the disk
+ * is full, with the reserve given up. */
+BL_MUST_CHECK int ckpt_manifest_write(struct ckpt_store *store, const char *path, const char *text,
+                                      size_t bytes, bool *ret_reserve_used, struct bl_errmsg *msg);
+/* Fills the manifest from the parts in directory `path` and checks that they are the whole state.
+ */
+BL_MUST_CHECK int ckpt_manifest_gather(struct ckpt_store *store, const char *path,
+                                       struct ckpt_manifest *manifest, struct bl_errmsg *msg);
+/* Writes ROOT/latest; false: it could not. */
+bool ckpt_hint_write(struct ckpt_store *store, const char *dir);
 /* Does the error tell of the disk or the host, and not of what is there? */
 bool ckpt_error_is_of_disk(int rc);
 /* Only the manifest. */

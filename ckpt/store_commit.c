@@ -120,9 +120,8 @@ static int gather_part(struct ckpt_store *store, const char *path, enum ckpt_cod
     return rc;
 }
 
-/* Fills the manifest from the parts and checks that they are the whole state. */
-static int gather(struct ckpt_store *store, const char *path, struct ckpt_manifest *manifest,
-                  struct bl_errmsg *msg)
+int ckpt_manifest_gather(struct ckpt_store *store, const char *path, struct ckpt_manifest *manifest,
+                         struct bl_errmsg *msg)
 {
     struct bl_state_digest sum = {{0, 0}};
     char found[BL_STATE_DIGEST_TEXT_BYTES], wanted[BL_STATE_DIGEST_TEXT_BYTES];
@@ -197,9 +196,8 @@ static int manifest_write(struct ckpt_store *store, const char *path, const char
     return ckpt_io_fsync_path(store->io, path, msg);
 }
 
-/* With the reserve given up when the disk is full. */
-static int manifest_write_at_last(struct ckpt_store *store, const char *path, const char *text,
-                                  size_t bytes, bool *ret_reserve_used, struct bl_errmsg *msg)
+int ckpt_manifest_write(struct ckpt_store *store, const char *path, const char *text, size_t bytes,
+                        bool *ret_reserve_used, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {0};
     int rc = manifest_write(store, path, text, bytes, &why);
@@ -271,8 +269,8 @@ int ckpt_finish_forward(struct ckpt_store *store, const char *attempt_dir,
     return rc < 0 ? rc : ckpt_io_fsync_path(store->io, store->path, msg);
 }
 
-/* ROOT/latest: only a hint, so failing is not an error. */
-static bool hint_write(struct ckpt_store *store, const char *dir)
+/* Only a hint, so failing is not an error. */
+bool ckpt_hint_write(struct ckpt_store *store, const char *dir)
 {
     char temp_name[64], temp[CKPT_PATH_MAX], path[CKPT_PATH_MAX], line[CKPT_DIR_MAX + 1];
 
@@ -336,7 +334,7 @@ static int commit_new(struct ckpt_store *store, const char *attempt_dir, const c
     size_t bytes = 0;
     int rc = BL_FAILPOINT("commit-begin");
 
-    rc = rc < 0 ? rc : gather(store, path, manifest, msg);
+    rc = rc < 0 ? rc : ckpt_manifest_gather(store, path, manifest, msg);
     if (rc == 0) {
         rc = ckpt_manifest_encode(manifest, &text, &bytes, msg);
     }
@@ -344,7 +342,7 @@ static int commit_new(struct ckpt_store *store, const char *attempt_dir, const c
         rc = ckpt_manifest_digest(text, bytes, &result->manifest_digest, msg);
     }
     if (rc == 0) {
-        rc = manifest_write_at_last(store, path, text, bytes, &result->reserve_used, msg);
+        rc = ckpt_manifest_write(store, path, text, bytes, &result->reserve_used, msg);
     }
     free(text);
     rc = rc < 0 ? rc : BL_FAILPOINT("commit-manifest");
@@ -396,7 +394,7 @@ int ckpt_commit(struct ckpt_store *store, const struct ckpt_attempt *attempt,
     }
     standing_digest(store, result.dir, &result.manifest_digest);
     strays_remove(store, result.dir);
-    result.hint_written = hint_write(store, result.dir);
+    result.hint_written = ckpt_hint_write(store, result.dir);
     *ret = result;
     return 0;
 }

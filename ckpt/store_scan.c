@@ -89,6 +89,11 @@ int ckpt_opened_manifest(struct ckpt_store *store, const char *dir, struct ckpt_
     return 0;
 }
 
+bool ckpt_part_is_elsewhere(const struct ckpt_store *store, const struct ckpt_part *part)
+{
+    return store->owner[0] != '\0' && strcmp(part->node, store->owner) != 0;
+}
+
 int ckpt_opened_load(struct ckpt_store *store, const char *dir, struct ckpt_opened *ret,
                      struct bl_errmsg *msg)
 {
@@ -111,6 +116,10 @@ int ckpt_opened_load(struct ckpt_store *store, const char *dir, struct ckpt_open
 
         rc = ckpt_part_index_load(store->io, path, part->name, opened.codec, &part->index_digest,
                                   &opened.indexes[i], msg);
+        if (rc == -ENOENT && ckpt_part_is_elsewhere(store, part)) {
+            rc = 0;
+            continue;
+        }
         if (rc == 0 && opened.indexes[i].part_bytes != part->bytes) {
             rc = bl_err(msg, BL_EFORMAT, "%s/%s: index and manifest give different sizes", path,
                         part->name);
@@ -118,6 +127,8 @@ int ckpt_opened_load(struct ckpt_store *store, const char *dir, struct ckpt_open
         if (rc == 0) {
             rc = ckpt_part_size_check(store->io, path, part->name, opened.codec, part->bytes, msg);
         }
+        opened.here[i / 64] |= 1ull << i % 64;
+        opened.parts_here++;
     }
     if (rc < 0) {
         ckpt_opened_close(&opened);
@@ -139,6 +150,9 @@ int ckpt_manifest_load(struct ckpt_store *store, const char *dir, struct ckpt_ma
     for (uint32_t i = 0; i < opened.manifest.part_count; i++) {
         struct bl_extent_list held = opened.manifest.parts[i].held;
 
+        if ((opened.here[i / 64] >> i % 64 & 1) == 0) {
+            continue; /* without its offsets */
+        }
         opened.manifest.parts[i].held = opened.indexes[i].held;
         opened.indexes[i].held = held;
     }
@@ -167,8 +181,14 @@ static void entry_fill(struct ckpt_entry *entry, const struct ckpt_opened *opene
     entry->digest = manifest->state;
     entry->manifest_digest = opened->manifest_digest;
     entry->function_id = manifest->function_id;
+    entry->parts_here = opened->parts_here;
+    memcpy(entry->here, opened->here, sizeof(entry->here));
     for (uint32_t i = 0; i < manifest->part_count; i++) {
-        entry->bytes += manifest->parts[i].bytes;
+        if ((opened->here[i / 64] >> i % 64 & 1) != 0) {
+            entry->bytes += manifest->parts[i].bytes;
+        } else if (entry->lacks[0] == '\0') {
+            memcpy(entry->lacks, manifest->parts[i].node, sizeof(entry->lacks));
+        }
     }
 }
 
@@ -232,6 +252,7 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
         }
         entry->step = attempt.step;
         entry->generation = attempt.generation;
+        entry->nonce = attempt.nonce;
     }
     snprintf(entry->dir, sizeof(entry->dir), "%s", name);
     rc = ckpt_opened_load(store, name, &opened, &why);
@@ -249,10 +270,13 @@ static int entry_look(struct ckpt_store *store, const char *name, struct ckpt_en
     }
     entry_fill(entry, &opened);
     entry->state = committed ? CKPT_GOOD : CKPT_FORWARD;
+    if (opened.parts_here < opened.manifest.part_count) {
+        entry->state = committed ? CKPT_PARTIAL : CKPT_PREPARED;
+    }
     if (committed) {
         entry->verified_unix_s = ckpt_verified_read(store, name, opened.manifest_digest);
     }
-    rc = committed ? 0 : entry_forward(store, entry, &opened.manifest);
+    rc = entry->state != CKPT_FORWARD ? 0 : entry_forward(store, entry, &opened.manifest);
     ckpt_opened_close(&opened);
     return rc == 0;
 }
@@ -322,7 +346,8 @@ const struct ckpt_entry *ckpt_scan_newest(const struct ckpt_scan *scan, const st
                                           uint32_t cut_count)
 {
     for (uint32_t i = 0; i < scan->count; i++) {
-        if (ckpt_entry_admitted(&scan->entries[i], cuts, cut_count)) {
+        if (scan->entries[i].state == CKPT_GOOD &&
+            ckpt_entry_admitted(&scan->entries[i], cuts, cut_count)) {
             return &scan->entries[i];
         }
     }

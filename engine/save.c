@@ -23,7 +23,7 @@ static int root_open(struct ckpt_store **ret, struct ckpt_io *io,
         .node = root->node[0] == '\0' ? "engine" : root->node,
         .create = root->create != 0 && root->run != 0,
         .shared = root->shared != 0,
-        .nodes = root->nodes,
+        .apart = root->apart != 0,
         .reserve_bytes = root->reserve_bytes,
         .io = io,
     };

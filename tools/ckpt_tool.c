@@ -89,6 +89,10 @@ const char *ckpt_tool_state(enum ckpt_state state)
         return "committing";
     case CKPT_LEFTOVER:
         return "unfinished";
+    case CKPT_PARTIAL:
+        return "partial";
+    case CKPT_PREPARED:
+        return "prepared";
     }
     return "?";
 }

@@ -204,8 +204,7 @@ static int run_plan(struct reshard *reshard)
                                              .run = reshard->plan.manifest.run,
                                              .node = "ckpt-tool",
                                              .create = true,
-                                             .shared = true,
-                                             .nodes = 1};
+                                             .shared = true};
     struct ckpt_reshard_job job = {
         .plan = &reshard->plan,
         .reader = reshard->reader,

@@ -78,8 +78,7 @@ int tool_reopen_writing(struct ckpt_store **store)
     const struct ckpt_store_config config = {.path = ckpt_store_path(*store),
                                              .run = ckpt_store_run(*store),
                                              .node = "ckpt-tool",
-                                             .shared = true,
-                                             .nodes = 1};
+                                             .shared = false};
     struct ckpt_store *writing = NULL;
     struct bl_errmsg why = {0};
 

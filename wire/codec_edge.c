@@ -107,8 +107,16 @@ static const struct codec_field fields_bulk_data[] = {
     F_I32(wire_bulk_data, rc),
     F_STR(wire_bulk_data, text),
     F_U64(wire_bulk_data, bytes),
+    F_U64(wire_bulk_data, file_bytes),
 };
 CODEC_TABLE(bulk_data, wire_bulk_data, bulk_data, NULL);
+
+static const struct codec_field fields_bulk_file[] = {
+    F_U64(wire_bulk_file, run),   F_WORDS(wire_bulk_file, key), F_U32(wire_bulk_file, root),
+    F_STR(wire_bulk_file, dir),   F_STR(wire_bulk_file, file),  F_U64(wire_bulk_file, offset),
+    F_U64(wire_bulk_file, bytes),
+};
+CODEC_TABLE(bulk_file, wire_bulk_file, bulk_file, NULL);
 
 static const struct codec_field fields_vote_hello[] = {
     F_U64(wire_vote_hello, run),

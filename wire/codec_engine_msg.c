@@ -16,8 +16,15 @@ static const struct codec_field fields_engine_root[] = {
     F_STR(wire_engine_root, node),          F_U32(wire_engine_root, nodes),
     F_U32(wire_engine_root, shared),        F_U32(wire_engine_root, create),
     F_U64(wire_engine_root, reserve_bytes), F_U64(wire_engine_root, rate_max),
+    F_U32(wire_engine_root, index),         F_U32(wire_engine_root, apart),
 };
 static CODEC_TABLE(engine_root, wire_engine_root, engine_root, NULL);
+
+static const struct codec_field fields_engine_peers[] = {
+    F_WORDS(wire_engine_peers, key),
+    F_MSGS(wire_engine_peers, peers, peer_count, WIRE_HOLDERS_MAX, &codec_holder),
+};
+static CODEC_TABLE(engine_peers, wire_engine_peers, engine_peers, NULL);
 
 static const struct codec_field fields_engine_attempt[] = {
     F_U64(wire_engine_attempt, attempt),    F_U64(wire_engine_attempt, step),
@@ -78,6 +85,9 @@ static const struct codec_field fields_engine_commit[] = {
     F_U32(wire_engine_commit, verify),
     F_MSGS(wire_engine_commit, parts, part_count, WIRE_PARTS_MAX, &codec_engine_part),
     F_MSGS(wire_engine_commit, line_ends, line_end_count, WIRE_LINES_MAX, &codec_line_end),
+    F_ENUM(wire_engine_commit, stage, WIRE_ENGINE_RETAIN),
+    F_U64(wire_engine_commit, manifest_digest),
+    F_MSG(wire_engine_commit, peers, &codec_engine_peers),
 };
 CODEC_TABLE(engine_commit, wire_engine_commit, engine_commit, NULL);
 
@@ -113,6 +123,7 @@ CODEC_TABLE(engine_cancelled, wire_engine_cancelled, engine_cancelled, NULL);
 static const struct codec_field fields_engine_scan[] = {
     F_U64(wire_engine_scan, request),
     F_MSG(wire_engine_scan, root, &codec_engine_root),
+    F_U32(wire_engine_scan, own),
 };
 CODEC_TABLE(engine_scan, wire_engine_scan, engine_scan, NULL);
 
@@ -127,6 +138,11 @@ static const struct codec_field fields_engine_checkpoint[] = {
     F_U64(wire_engine_checkpoint, saved_unix_s),
     F_U64(wire_engine_checkpoint, function_id),
     F_TEXT(wire_engine_checkpoint, job_json, WIRE_JSON_MAX),
+    F_U64(wire_engine_checkpoint, attempt),
+    F_U32(wire_engine_checkpoint, part_count),
+    F_U64S(wire_engine_checkpoint, parts, parts_here, WIRE_PARTS_MAX),
+    F_STR(wire_engine_checkpoint, lacks),
+    F_U32(wire_engine_checkpoint, verified),
 };
 static CODEC_TABLE(engine_checkpoint, wire_engine_checkpoint, engine_checkpoint, NULL);
 
@@ -163,6 +179,7 @@ static const struct codec_field fields_engine_load[] = {
     F_U64(wire_engine_load, data_offset),
     F_MSG(wire_engine_load, extents, &codec_extent_list),
     F_MSGS_IN(wire_engine_load, copies, copy_count, WIRE_JOB_ROOTS, &codec_engine_copy),
+    F_MSG(wire_engine_load, peers, &codec_engine_peers),
 };
 CODEC_TABLE(engine_load, wire_engine_load, engine_load, NULL);
 

@@ -58,6 +58,12 @@ static const struct codec_field fields_copy[] = {
 };
 static CODEC_TABLE(copy, wire_copy, plan_copy, NULL);
 
+static const struct codec_field fields_holder[] = {
+    F_STR(wire_holder, node),
+    F_STR(wire_holder, bulk_addr),
+};
+CODEC_TABLE(holder, wire_holder, holder, NULL);
+
 static const struct codec_field fields_place[] = {
     F_STR(wire_place, root),
     F_STR(wire_place, dir),
@@ -81,6 +87,7 @@ static const struct codec_field fields_plan[] = {
     F_MSGS_IN(wire_plan, places, place_count, WIRE_JOB_ROOTS - 1, &codec_place),
     F_U32(wire_plan, tp),
     F_U32(wire_plan, pp),
+    F_MSGS(wire_plan, holders, holder_count, WIRE_HOLDERS_MAX, &codec_holder),
 };
 static int plan_check(const void *message, struct bl_errmsg *msg)
 {
@@ -206,12 +213,25 @@ static CODEC_TABLE(proc_report, wire_proc_report, proc_report, NULL);
 static const struct codec_field fields_save[] = {
     F_U64(wire_save, attempt),    F_U64(wire_save, step),
     F_U64(wire_save, generation), F_U64(wire_save, line),
-    F_U32(wire_save, root),       F_ENUM(wire_save, state, WIRE_SAVE_CANCELLED),
+    F_U32(wire_save, root),       F_ENUM(wire_save, state, WIRE_SAVE_DAMAGED),
     F_STR(wire_save, dir),        F_TEXT(wire_save, part_json, WIRE_JSON_MAX),
     F_STR(wire_save, text),       F_U64S(wire_save, arenas, arena_count, WIRE_ARENAS_MAX),
     F_U64(wire_save, bytes),      F_U64(wire_save, elapsed_ms),
+    F_U32(wire_save, apart),      F_U64(wire_save, manifest_digest),
+    F_STR(wire_save, source),     F_MSG(wire_save, pick, &codec_extent_list),
 };
 static CODEC_TABLE(save, wire_save, save, NULL);
+
+static const struct codec_field fields_holding[] = {
+    F_U32(wire_holding, root),     F_U64(wire_holding, attempt),
+    F_U64(wire_holding, step),     F_U64(wire_holding, generation),
+    F_U64(wire_holding, line),     F_U64(wire_holding, function_id),
+    F_WORDS(wire_holding, digest), F_U64(wire_holding, manifest_digest),
+    F_U32(wire_holding, part),     F_U32(wire_holding, part_count),
+    F_U32(wire_holding, verified), F_STR(wire_holding, dir),
+    F_STR(wire_holding, node),
+};
+static CODEC_TABLE(holding, wire_holding, holding, NULL);
 
 static const struct codec_field fields_report[] = {
     F_STR(wire_report, node),
@@ -227,6 +247,10 @@ static const struct codec_field fields_report[] = {
     F_MSGS_IN(wire_report, saves, save_count, WIRE_SAVES_MAX, &codec_save),
     F_U64(wire_report, leader_incarnation),
     F_U64(wire_report, directive_sequence),
+    F_U64(wire_report, scan_id),
+    F_U32(wire_report, scan_failed),
+    F_U32(wire_report, scan_told),
+    F_MSGS(wire_report, holdings, holding_count, WIRE_HOLDINGS_MAX, &codec_holding),
 };
 CODEC_TABLE(report, wire_report, report, NULL);
 
@@ -261,6 +285,8 @@ static const struct codec_field fields_directive[] = {
     F_U64(wire_directive, saves_through),
     F_WORDS(wire_directive, saves_kept),
     F_WORDS(wire_directive, every),
+    F_U64(wire_directive, scan_id),
+    F_WORDS(wire_directive, file_key),
 };
 CODEC_TABLE(directive, wire_directive, directive, NULL);
 

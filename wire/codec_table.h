@@ -91,7 +91,7 @@ struct codec_table {
 #define CODEC_TABLE_EXTERN(NAME, number, tag) extern const struct codec_table codec_##tag;
 WIRE_MESSAGES(CODEC_TABLE_EXTERN)
 #undef CODEC_TABLE_EXTERN
-extern const struct codec_table codec_extent_list, codec_exit, codec_line_end;
+extern const struct codec_table codec_extent_list, codec_exit, codec_holder, codec_line_end;
 
 /* The table of a type number, NULL for an unknown one. */
 const struct codec_table *codec_table_find(uint32_t type);

@@ -15,6 +15,7 @@
 #define WIRE_BUILD_MAX      64   /* bytes of a version text, with the NUL */
 #define WIRE_PART_MAX       64   /* of a part's name */
 #define WIRE_CODEC_MAX      16   /* of a codec's name */
+#define WIRE_FILE_MAX       128  /* of the name of a checkpoint's file */
 #define WIRE_KEY_MAX        128  /* of a key in the store */
 #define WIRE_FDS_MAX        16   /* descriptors beside one frame */
 #define WIRE_REASON_MAX     512  /* of the text of an answer */
@@ -110,10 +111,21 @@ struct wire_bulk_read {
     uint64_t offset, bytes; /* within the arena's memfd */
 };
 
+/* Of a checkpoint that lies on nodes' own directories: a part, its index, or the manifest. */
+struct wire_bulk_file {
+    uint64_t run;
+    uint64_t key[2]; /* the directive's file_key */
+    uint32_t root;   /* index in the job's roots */
+    char dir[WIRE_DIR_MAX];
+    char file[WIRE_FILE_MAX];
+    uint64_t offset, bytes; /* of the file; 0 bytes: only its size is wanted */
+};
+
 struct wire_bulk_data { /* with rc 0, `bytes` raw bytes follow the frame */
     int32_t rc;
     char text[WIRE_REASON_MAX];
     uint64_t bytes;
+    uint64_t file_bytes; /* of a BULK_FILE: the file's size */
 };
 
 /* ---- votes: the first frame of a connection between ranks, from the one that connects ---- */

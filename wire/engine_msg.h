@@ -29,6 +29,15 @@ struct wire_engine_root {
     uint32_t create;          /* make it when it is missing */
     uint64_t reserve_bytes;   /* kept for the commit record */
     uint64_t rate_max;        /* bytes a second, for saves and for verification each; 0: none */
+    uint32_t index;           /* in the job's roots: other nodes' files are asked for by it */
+    uint32_t
+        apart; /* this save lies on several nodes, each of which has this directory for itself */
+};
+
+struct wire_engine_peers { /* where files are read that this node's root does not have */
+    uint64_t key[2];       /* that opens the run's files there */
+    uint32_t peer_count;
+    struct wire_holder *peers; /* owned */
 };
 
 struct wire_engine_attempt {
@@ -79,6 +88,19 @@ struct wire_engine_keep { /* what a rule keeps is kept, and two verified ones; a
     uint64_t bytes_max;   /* of all: then the oldest go first, but for those kept for ever */
 };
 
+enum wire_engine_stage {                        /* of a commit: */
+                         WIRE_ENGINE_WHOLE = 0, /* manifest and rename, at once */
+                         WIRE_ENGINE_COMPOSE =
+                             1, /* apart: write the manifest into this node's attempt, of the parts
+                                   that the peers hold; answered with its digest */
+                         WIRE_ENGINE_PREPARE =
+                             2, /* apart: take the manifest of that digest from a peer */
+                         WIRE_ENGINE_PUBLISH =
+                             3, /* apart: the final name; then sweep and read back */
+                         WIRE_ENGINE_RETAIN =
+                             4 /* apart: it was read back everywhere: mark it, retain; no answer */
+};
+
 struct wire_engine_commit { /* write the manifest and rename; then sweep and retain */
     struct wire_engine_root root;
     struct wire_engine_attempt attempt;
@@ -90,6 +112,9 @@ struct wire_engine_commit { /* write the manifest and rename; then sweep and ret
     struct wire_engine_part *parts; /* owned */
     uint32_t line_end_count;
     struct wire_line_end *line_ends; /* owned; of the run; what lies beyond them protects nothing */
+    uint32_t stage;                  /* enum wire_engine_stage */
+    uint64_t manifest_digest;        /* of PREPARE, PUBLISH, RETAIN */
+    struct wire_engine_peers peers;  /* of COMPOSE, PREPARE */
 };
 
 struct wire_engine_committed { /* rc 0: the checkpoint is there for good */
@@ -126,6 +151,7 @@ struct wire_engine_cancelled {
 struct wire_engine_scan { /* which checkpoints are there */
     uint64_t request;
     struct wire_engine_root root;
+    uint32_t own; /* the node has it for itself: parts of checkpoints and prepared attempts too */
 };
 
 struct wire_engine_checkpoint {
@@ -136,6 +162,13 @@ struct wire_engine_checkpoint {
     uint64_t bytes, saved_unix_s;
     uint64_t function_id;
     char *job_json; /* owned; only of the newest, else NULL */
+    /* With `own`: */
+    uint64_t attempt;    /* nonce of a prepared attempt; 0: its name is final */
+    uint32_t part_count; /* of the manifest */
+    uint32_t parts_here;
+    uint64_t *parts;           /* owned; which of them are here */
+    char lacks[WIRE_NODE_MAX]; /* the node that wrote the first part that is not here; "" none */
+    uint32_t verified;         /* marked so */
 };
 
 struct wire_engine_passed { /* one that is not good */
@@ -170,6 +203,7 @@ struct wire_engine_load { /* with the arena's fd, writable: fill a slot's extent
     struct bl_extent_list extents;
     uint32_t copy_count;
     struct wire_engine_copy copies[WIRE_JOB_ROOTS]; /* what is damaged is taken from these */
+    struct wire_engine_peers peers;                 /* hold what this node does not, of all roots */
 };
 
 struct wire_engine_loaded {

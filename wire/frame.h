@@ -56,6 +56,7 @@ enum wire_frame_flag {
     X(DISK_LOADED, 22, disk_loaded)                                                                \
     X(BULK_READ, 24, bulk_read)                                                                    \
     X(BULK_DATA, 25, bulk_data)                                                                    \
+    X(BULK_FILE, 26, bulk_file)                                                                    \
     X(SHIM_ATTACH, 32, shim_attach)                                                                \
     X(SHIM_STATE, 33, shim_state)                                                                  \
     X(SHIM_KEEP, 34, shim_keep)                                                                    \

@@ -48,6 +48,7 @@ void wire_plan_close(struct wire_plan *plan)
     }
     free(plan->members);
     free(plan->copies);
+    free(plan->holders);
     memset(plan, 0, sizeof(*plan));
 }
 
@@ -56,14 +57,18 @@ int wire_plan_copy(struct wire_plan *ret, const struct wire_plan *from)
     struct wire_plan plan = *from;
     void *members = NULL;
     void *copies = NULL;
+    void *holders = NULL;
 
     if (msg_array_copy(&members, from->members, from->world, sizeof(*from->members)) ||
-        msg_array_copy(&copies, from->copies, from->copy_count, sizeof(*from->copies))) {
+        msg_array_copy(&copies, from->copies, from->copy_count, sizeof(*from->copies)) ||
+        msg_array_copy(&holders, from->holders, from->holder_count, sizeof(*from->holders))) {
         free(members);
+        free(copies);
         return -ENOMEM;
     }
     plan.members = members;
     plan.copies = copies;
+    plan.holders = holders;
     *ret = plan;
     return 0;
 }
@@ -82,6 +87,7 @@ static void msg_saves_close(struct wire_save *saves, uint32_t count)
     for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
         free(saves[i].part_json);
         free(saves[i].arenas);
+        bl_extent_list_close(&saves[i].pick);
         saves[i].part_json = NULL;
         saves[i].arenas = NULL;
     }
@@ -97,6 +103,7 @@ void wire_report_close(struct wire_report *report)
     }
     free(report->arenas);
     free(report->procs);
+    free(report->holdings);
     msg_saves_close(report->saves, report->save_count);
     memset(report, 0, sizeof(*report));
 }
@@ -123,6 +130,10 @@ static int msg_saves_copy(struct wire_save *ret, const struct wire_save *from, u
         ret[i].part_json = from[i].part_json ? strdup(from[i].part_json) : NULL;
         int rc = msg_array_copy(&arenas, from[i].arenas, from[i].arena_count, sizeof(uint64_t));
         ret[i].arenas = arenas;
+        memset(&ret[i].pick, 0, sizeof(ret[i].pick));
+        if (rc == 0 && from[i].pick.extent_count) { /* an empty copy would own memory all the same */
+            rc = bl_extent_list_copy(&ret[i].pick, &from[i].pick);
+        }
         if (rc < 0 || (from[i].part_json && !ret[i].part_json)) {
             msg_saves_close(ret, i + 1);
             return -ENOMEM;
@@ -153,14 +164,18 @@ int wire_report_copy(struct wire_report *ret, const struct wire_report *from)
 {
     struct wire_report report = *from;
     void *procs = NULL;
+    void *holdings = NULL;
 
     report.arenas = NULL;
     report.arena_count = 0;
     report.save_count = 0;
-    if (msg_array_copy(&procs, from->procs, from->proc_count, sizeof(*from->procs))) {
+    if (msg_array_copy(&procs, from->procs, from->proc_count, sizeof(*from->procs)) ||
+        msg_array_copy(&holdings, from->holdings, from->holding_count, sizeof(*from->holdings))) {
+        free(procs);
         return -ENOMEM;
     }
     report.procs = procs;
+    report.holdings = holdings;
     if (report_arenas_copy(&report, from) < 0 ||
         msg_saves_copy(report.saves, from->saves, from->save_count) < 0) {
         wire_report_close(&report);

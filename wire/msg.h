@@ -32,6 +32,8 @@
 #define WIRE_SLOTS_MAX    8     /* of an arena */
 #define WIRE_SAVES_MAX    8     /* attempts that a message names */
 #define WIRE_JOB_ROOTS    4     /* roots of a job */
+#define WIRE_HOLDINGS_MAX 8192  /* of a node, over its own roots */
+#define WIRE_HOLDERS_MAX  4096  /* nodes that a checkpoint lies on */
 
 /* Former incarnations of a partner, newest first: what they said is dropped, however late. */
 #define WIRE_FORMER_MAX 8
@@ -80,6 +82,11 @@ struct wire_place { /* a checkpoint below a root */
     char dir[WIRE_DIR_MAX];
 };
 
+struct wire_holder { /* a node with parts of checkpoints in its own directory */
+    char node[WIRE_NODE_MAX];
+    char bulk_addr[WIRE_ADDR_MAX]; /* where other nodes read them */
+};
+
 struct wire_plan {
     uint64_t generation;
     uint64_t line;
@@ -100,6 +107,8 @@ struct wire_plan {
     uint32_t place_count;
     struct wire_place
         places[WIRE_JOB_ROOTS - 1]; /* further checkpoints of s* with the same state */
+    uint32_t holder_count;
+    struct wire_holder *holders; /* owned; who has parts of these checkpoints for itself */
     uint32_t tp, pp; /* ranks are (d * pp + p) * tp + t; world is a multiple of pp * tp. 0 in what
                         was stored before there were layouts: 1 */
 };
@@ -224,7 +233,13 @@ enum wire_save_state {
     WIRE_SAVE_WRITTEN = 2,   /* member: part durable, `part_json` describes it */
     WIRE_SAVE_FAILED = 3,    /* member: failed, text says why */
     WIRE_SAVE_COMMITTED = 4, /* leader */
-    WIRE_SAVE_CANCELLED = 5  /* leader: given up; remove leftovers */
+    WIRE_SAVE_CANCELLED = 5, /* leader: given up; remove leftovers */
+    /* Of roots that each node has for itself (`apart`): */
+    WIRE_SAVE_PREPARE = 6,   /* leader: take the manifest; member: is taking it */
+    WIRE_SAVE_PREPARED = 7,  /* member: parts and manifest are durable, the name is not final */
+    WIRE_SAVE_PUBLISHED = 8, /* member: has the final name; is reading it back */
+    WIRE_SAVE_VERIFIED = 9,  /* member: what it has was read back; leader: so it was everywhere */
+    WIRE_SAVE_DAMAGED = 10   /* member: reading back found damage, text says which */
 };
 
 struct wire_save {    /* one attempt */
@@ -239,6 +254,27 @@ struct wire_save {    /* one attempt */
     uint64_t *arenas;    /* owned; WRITE: whose slots of `step` are the parts, over all nodes */
     uint64_t bytes;      /* WRITTEN: that this part takes on disk */
     uint64_t elapsed_ms; /* WRITTEN: that the engine took */
+    uint32_t apart; /* each node has its own directory: PREPARE comes before COMMITTED, which the
+                       nodes carry out themselves */
+    uint64_t manifest_digest;   /* of PREPARE and what follows */
+    char source[WIRE_ADDR_MAX]; /* PREPARE: bulk port of the node that has the manifest */
+    struct bl_extent_list pick; /* owned; WRITE: what this node writes of its arenas, where others
+                                   hold the same; empty: all of it */
+};
+
+/* One part of a checkpoint, or of a prepared attempt, in a node's own root; its file and index are
+ * there, its bytes were not looked at. A directory with a manifest and no part is a holding too. */
+struct wire_holding {
+    uint32_t root;    /* index in the job's roots */
+    uint64_t attempt; /* nonce of an attempt; 0: the name is final */
+    uint64_t step, generation, line, function_id;
+    struct bl_state_digest digest;
+    uint64_t manifest_digest;
+    uint32_t part, part_count; /* in the manifest; part UINT32_MAX: only the manifest */
+    uint32_t verified;         /* marked: it was read back on all nodes */
+    char dir[WIRE_DIR_MAX];
+    char node[WIRE_NODE_MAX]; /* that wrote the part; of the next one that is missing when there is
+                                 none here */
 };
 
 struct wire_report { /* member -> leader */
@@ -256,6 +292,11 @@ struct wire_report { /* member -> leader */
                                        left out (count 0) once the leader has them */
     uint32_t save_count;
     struct wire_save saves[WIRE_SAVES_MAX];
+    uint64_t scan_id;     /* of the newest scan that was asked for and is done; 0 none */
+    uint32_t scan_failed; /* bits: own roots that could not be looked at */
+    uint32_t scan_told;   /* holdings are of this scan; else the leader has them */
+    uint32_t holding_count;
+    struct wire_holding *holdings; /* owned */
 };
 
 void wire_report_close(struct wire_report *report);
@@ -294,6 +335,8 @@ struct wire_directive { /* leader -> member */
     char text[WIRE_TEXT_MAX];
     char *job_json; /* owned; the frozen job */
     uint64_t saves_through, saves_kept[WIRE_SAVES_MAX], every[WIRE_JOB_ROOTS]; /* for the ranks */
+    uint64_t scan_id;     /* look at the roots that this node has for itself; 0: no need */
+    uint64_t file_key[2]; /* who shows it may read the parts of this run on any node */
 };
 
 void wire_directive_close(struct wire_directive *directive);

@@ -295,7 +295,6 @@ static int bench_serve(struct bench *bench, struct bl_errmsg *msg)
         .run = BENCH_RUN,
         .node = "n0",
         .create = true,
-        .nodes = 1,
         .reserve_bytes = 256 * 1024,
         .io = &bench->io,
     };

@@ -116,7 +116,7 @@ int main(int argc, char **argv)
 {
     static struct model model;
     struct ckpt_store_config config = {
-        .run = "00000000000000cc", .node = "n0", .create = true, .shared = true, .nodes = 1};
+        .run = "00000000000000cc", .node = "n0", .create = true, .shared = true};
     struct ckpt_layout_cutter *cutter;
     struct ckpt_layout layout = {0};
     struct ckpt_store *store = NULL;

@@ -217,7 +217,6 @@ int sample_open(struct ckpt_store **ret, const char *root, struct ckpt_io *io,
         .run = SAMPLE_RUN,
         .node = "n0",
         .create = true,
-        .nodes = 1,
         .reserve_bytes = 256 * 1024,
         .io = io,
     };

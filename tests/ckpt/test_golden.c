@@ -101,7 +101,7 @@ static void coded_init(struct bl_extent_list *list, uint8_t data[32768])
 static void golden_save(const char *root, bool zstd)
 {
     const struct ckpt_store_config config = {
-        .path = root, .run = GOLDEN_RUN, .node = "n0", .create = true, .shared = true, .nodes = 2};
+        .path = root, .run = GOLDEN_RUN, .node = "n0", .create = true, .shared = true};
     const struct ckpt_attempt attempt = {7, 2, 1, 1};
     struct ckpt_part parts[2] = {0};
     struct ckpt_manifest manifest = {

@@ -119,8 +119,7 @@ static void test_store_commit_twice_is_once(void **state)
 
 static void test_store_of_another_run_is_refused_by_its_id(void **state)
 {
-    struct ckpt_store_config config = {
-        .path = root, .run = "other", .node = "n0", .create = true, .nodes = 1};
+    struct ckpt_store_config config = {.path = root, .run = "other", .node = "n0", .create = true};
     struct ckpt_store *store = NULL;
     struct bl_errmsg why = {0};
     char path[300];
@@ -159,7 +158,7 @@ static void test_store_without_a_root_is_not_made_for_reading(void **state)
 static void test_store_refuses_what_is_not_built(void **state)
 {
     struct ckpt_store_config config = {
-        .path = root, .run = SAMPLE_RUN, .node = "n0", .create = true, .nodes = 2};
+        .path = root, .run = SAMPLE_RUN, .node = "n0", .create = true};
     struct ckpt_part_job job = {.name = "part-0000", .codec = "planes"};
     const struct ckpt_attempt attempt = {1, 1, 1, 1};
     struct ckpt_part_result result;
@@ -167,8 +166,6 @@ static void test_store_refuses_what_is_not_built(void **state)
     struct bl_errmsg why = {0};
 
     (void)state;
-    assert_int_equal(ckpt_store_open(&store, &config, &why), BL_ENOTBUILT);
-    config.shared = true;
     OK(ckpt_store_open(&store, &config, msg));
     OK(ckpt_attempt_begin(store, &attempt, msg));
     assert_int_equal(ckpt_save_part(store, &attempt, &job, &result, &why), BL_ENOTBUILT);
@@ -534,13 +531,8 @@ static int late_open(struct ckpt_io *io, const char *path, int flags, mode_t mod
 static void test_store_commit_waits_for_parts_that_are_seen_late(void **state)
 {
     struct ckpt_io io = *ckpt_io_real();
-    const struct ckpt_store_config config = {.path = root,
-                                             .run = SAMPLE_RUN,
-                                             .node = "n0",
-                                             .create = true,
-                                             .shared = true,
-                                             .nodes = 2,
-                                             .io = &io};
+    const struct ckpt_store_config config = {
+        .path = root, .run = SAMPLE_RUN, .node = "n0", .create = true, .shared = true, .io = &io};
     struct ckpt_store *store;
     struct bl_errmsg why = {0};
 

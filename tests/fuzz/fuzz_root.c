@@ -316,7 +316,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         config.run = RUN;
         config.node = "n0";
         config.create = true;
-        config.nodes = 1;
     }
     if (ckpt_store_open(&store, &config, &why) < 0) {
         BL_ASSERT(why.text[0] != '\0');

@@ -105,12 +105,8 @@ static void save_checkpoint(struct setup *s)
     snprintf(s->root, sizeof s->root, "%s/root", s->bench.dir);
     snprintf(manifest.run, sizeof manifest.run, "0123456789abcdef");
     snprintf(manifest.codec, sizeof manifest.codec, "none");
-    const struct ckpt_store_config config = {.path = s->root,
-                                             .run = manifest.run,
-                                             .node = "here",
-                                             .create = true,
-                                             .shared = true,
-                                             .nodes = 1};
+    const struct ckpt_store_config config = {
+        .path = s->root, .run = manifest.run, .node = "here", .create = true, .shared = true};
     if (ckpt_store_open(&store, &config, &msg) != 0 ||
         ckpt_attempt_begin(store, &attempt, &msg) != 0) {
         fail_msg("%s", msg.text);
