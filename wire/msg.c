@@ -131,7 +131,8 @@ static int msg_saves_copy(struct wire_save *ret, const struct wire_save *from, u
         int rc = msg_array_copy(&arenas, from[i].arenas, from[i].arena_count, sizeof(uint64_t));
         ret[i].arenas = arenas;
         memset(&ret[i].pick, 0, sizeof(ret[i].pick));
-        if (rc == 0 && from[i].pick.extent_count) { /* an empty copy would own memory all the same */
+        if (rc == 0 &&
+            from[i].pick.extent_count) { /* an empty copy would own memory all the same */
             rc = bl_extent_list_copy(&ret[i].pick, &from[i].pick);
         }
         if (rc < 0 || (from[i].part_json && !ret[i].part_json)) {
