@@ -13,7 +13,8 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
 {
     int rc = kern_start(msg);
     if (rc == 0) {
-        rc = train_model_probe(rank->model, rank->pool, &ret->probe, msg);
+        rc = train_model_probe(&rank->job->model, rank->job->tp, rank->job->train.seq_len,
+                               rank->job->train.micro_batch, rank->pool, &ret->probe, msg);
     }
     if (rc != 0) {
         return rc;

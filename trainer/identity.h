@@ -20,7 +20,7 @@ struct train_identity {
     const char *build; /* view of a static string */
 };
 
-/* Of an opened rank: reads all data files and runs the numeric probe. */
+/* Of an opened rank, whatever its place: reads all data files and runs the numeric probe. */
 BL_MUST_CHECK int train_identity(struct train_rank *rank, struct train_identity *ret,
                                  struct bl_errmsg *msg);
 

@@ -275,8 +275,10 @@ BL_MUST_CHECK int train_model_sample(const struct train_model *model, const floa
                                      uint32_t count, const struct train_sample *how,
                                      struct kern_pool *pool, struct bl_errmsg *msg);
 
-/* kern_probe over every matrix shape of this model. */
-BL_MUST_CHECK int train_model_probe(const struct train_model *model, struct kern_pool *pool,
+/* kern_probe over every matrix shape of the model's slices on all of `tp` ranks: the same number
+ * for each of them. Errors as train_model_new_part. */
+BL_MUST_CHECK int train_model_probe(const struct bl_job_model *config, uint32_t tp,
+                                    uint32_t seq_len, uint32_t micro_batch, struct kern_pool *pool,
                                     uint64_t *ret_digest, struct bl_errmsg *msg);
 
 #endif

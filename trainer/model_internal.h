@@ -164,6 +164,12 @@ uint64_t model_norm_at(const struct train_model *model);
 uint64_t model_norm_bias_at(const struct train_model *model); /* GPT-2 with biases */
 uint64_t model_head_at(const struct train_model *model);      /* tied: the embedding's */
 
+/* Elements of the tensor's box in one dimension. */
+static inline uint32_t model_tensor_width(const struct train_tensor *tensor, uint32_t dim)
+{
+    return (uint32_t)(tensor->hi[dim] - tensor->lo[dim]);
+}
+
 /* Of a tensor in its unit. */
 uint64_t model_in_unit(const struct train_model *model, const struct train_tensor *tensor);
 

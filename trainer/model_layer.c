@@ -31,8 +31,8 @@ static struct kern_matmul_shape shape_of(const struct train_model *model,
                                          enum model_layer_tensor which)
 {
     const struct train_tensor *t = model_layer_tensor(model, 0, which);
-    return (struct kern_matmul_shape){model->rows, (uint32_t)(t->hi[1] - t->lo[1]),
-                                      (uint32_t)(t->hi[0] - t->lo[0])};
+    return (struct kern_matmul_shape){model->rows, model_tensor_width(t, 1),
+                                      model_tensor_width(t, 0)};
 }
 
 void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,

@@ -62,6 +62,8 @@ int train_weights_want(struct bl_extent_list *list, const struct train_tensor *w
     int rc = bl_extent_list_tensor(list, &tensor, &index, msg);
     if (rc == 0) {
         bl_extent_whole(&extent, &tensor, index, lo, hi);
+        memcpy(extent.lo, weight->lo, weight->dims * sizeof extent.lo[0]);
+        memcpy(extent.hi, weight->hi, weight->dims * sizeof extent.hi[0]);
         extent.offset = offset;
         rc = bl_extent_list_add(list, &extent);
     }

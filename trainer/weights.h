@@ -26,12 +26,12 @@ struct train_weights {
 BL_MUST_CHECK int train_weights_open(struct train_weights *weights, const char *path,
                                      const struct bl_job_model *config, struct bl_errmsg *msg);
 
-/* Fills params[train_model_buffer_elems], which the caller zeroed. */
+/* Fills params[train_model_buffer_elems] of the whole model, which the caller zeroed. */
 BL_MUST_CHECK int train_weights_load(struct train_weights *weights, const struct train_model *model,
                                      float *params, struct bl_errmsg *msg);
 
-/* Adds flat elements [lo, hi) of a weight to what a load wants; they go to `offset` bytes from its
- * base. -ENOMEM. */
+/* Adds flat elements [lo, hi) of a weight's box to what a load wants; they go to `offset` bytes
+ * from its base. -ENOMEM. */
 BL_MUST_CHECK int train_weights_want(struct bl_extent_list *list, const struct train_tensor *weight,
                                      uint64_t lo, uint64_t hi, uint64_t offset,
                                      struct bl_errmsg *msg);
