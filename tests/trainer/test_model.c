@@ -43,6 +43,42 @@ static void roughen(struct model_bench *b)
     }
 }
 
+#define LOSS_BOUND 1e-6 /* of the loss: fp32 against fp64 */
+
+static int fault_is_possible(const struct bl_job_model *m, uint32_t fault)
+{
+    int gpt2 = m->arch == BL_ARCH_GPT2;
+    switch ((enum ref_fault)fault) {
+    case REF_ROPE_PAIRS:
+    case REF_GATE_EXCHANGED:
+        return !gpt2;
+    case REF_ROPE_UNSCALED:
+        return m->rope_factor > 1;
+    case REF_KV_INTERLEAVED:
+        return !gpt2 && m->kv_heads != 1 && m->kv_heads != m->heads;
+    case REF_GELU_ERF:
+        return gpt2;
+    case REF_BIAS_FORGOTTEN:
+        return m->bias != 0;
+    default:
+        return 1;
+    }
+}
+
+/* The reference with any one operation changed is beyond the bound. */
+static void check_faults_are_seen(const struct ref_model *right, const double *params,
+                                  const double *head, const struct model_bench *b, double loss)
+{
+    for (uint32_t fault = REF_RIGHT + 1; fault < REF_FAULTS; fault++) {
+        struct ref_model wrong = *right;
+        wrong.fault = (enum ref_fault)fault;
+        if (fault_is_possible(&wrong.config, fault)) {
+            double other = ref_model_loss(&wrong, params, head, b->tokens, b->targets);
+            assert_true(fabs(loss - other) > 5 * LOSS_BOUND * other);
+        }
+    }
+}
+
 static void check_gradient(const struct bl_job_model *config)
 {
     const uint32_t seq_len = 7, batch = 2;
@@ -67,7 +103,9 @@ static void check_gradient(const struct bl_job_model *config)
         memcpy(head, params, ref.tensors[0].elems * sizeof(double));
     }
     double expect = ref_model_loss(&ref, params, head, b.tokens, b.targets);
-    assert_true(fabs(loss - expect) < 1e-5 * expect);
+    printf("loss error %.2e\n", fabs(loss - expect) / expect);
+    assert_true(fabs(loss - expect) < LOSS_BOUND * expect);
+    check_faults_are_seen(&ref, params, head, &b, loss);
 
     double worst = 0, largest = 0;
     for (uint32_t i = 0; i <= ref.tensor_count; i++) {
@@ -109,6 +147,18 @@ static void test_gradient_equals_differences_tied(void **state)
     tied.tied = 1;
     tied.kv_heads = 1;
     check_gradient(&tied);
+}
+
+/* Wavelengths of theta 100 over 4 dimensions: 6.3 and 63; a context of 12 stretches both ways. */
+static void test_gradient_equals_differences_stretched_positions(void **state)
+{
+    (void)state;
+    struct bl_job_model stretched = TINY;
+    stretched.rope_factor = 4;
+    stretched.rope_low = 1;
+    stretched.rope_high = 4;
+    stretched.rope_context = 12;
+    check_gradient(&stretched);
 }
 
 static const struct bl_job_model TINY_GPT2 = {.arch = BL_ARCH_GPT2,
@@ -373,6 +423,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradient_equals_differences_untied),
         cmocka_unit_test(test_gradient_equals_differences_tied),
+        cmocka_unit_test(test_gradient_equals_differences_stretched_positions),
         cmocka_unit_test(test_gradient_equals_differences_gpt2),
         cmocka_unit_test(test_gradient_equals_differences_gpt2_untied_without_biases),
         cmocka_unit_test(test_sample_is_what_the_whole_model_says),
