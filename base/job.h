@@ -87,6 +87,7 @@ struct bl_job {
     uint32_t ranks, lanes;
     uint32_t nodes_min; /* placement.nodes: daemons that must be there before the run starts */
     uint32_t tp, pp, zero;
+    uint32_t pp_min;     /* stages below which a run that lost ranks waits instead of going on */
     uint32_t interleave; /* chunks of layers that each stage holds */
     uint32_t sequence;   /* sequence parallel between the layers that tp cuts */
     struct bl_job_model model;

@@ -82,6 +82,11 @@ static int check_layout(const struct job_checker *checker)
             "%u stages x %u chunks are more than %u layers: at most %u stages", job->pp,
             job->interleave, job->model.layers, job->model.layers / job->interleave);
     }
+    if (job->pp_min > job->pp) {
+        return check_fail(checker, BL_ECONFIG, "layout.pp_min",
+                          "%u stages at least are more than the run has (layout.pp %u)",
+                          job->pp_min, job->pp);
+    }
     if (job->interleave > 1 && job->pp == 1) {
         return check_fail(checker, BL_ECONFIG, "layout.interleave",
                           "%u chunks want more than one stage (layout.pp)", job->interleave);

@@ -69,6 +69,8 @@ const struct job_option job_options[] = {
         "fixed summing order: at least as many as ranks; 0: as many as ranks"),
     U32("layout.tp", JOB_FROZEN, FN, FIELD(tp), 1, 1024, "1", "tensor parallel ranks"),
     U32("layout.pp", JOB_RESUME, 0, FIELD(pp), 1, 1024, "1", "pipeline stages"),
+    U32("layout.pp_min", JOB_RESUME, 0, FIELD(pp_min), 1, 1024, "1",
+        "fewest stages that a run that lost ranks may be cut to; below them it waits"),
     U32("layout.zero", JOB_RESUME, 0, FIELD(zero), 0, 3, "1", "ZeRO stage"),
     U32("layout.interleave", JOB_RESUME, 0, FIELD(interleave), 1, 64, "1",
         "chunks of layers on each pipeline stage; above 1: interleaved 1F1B"),

@@ -57,7 +57,7 @@ struct job_option {
 
 extern const struct job_option job_options[];
 extern const size_t job_option_count;
-#define JOB_OPTIONS_MAX 80 /* checked against the table */
+#define JOB_OPTIONS_MAX 96 /* checked against the table */
 
 #define JOB_ROOT_PREFIX "roots[]."
 

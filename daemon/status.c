@@ -217,8 +217,9 @@ static json_t *needs_json(const struct run *run, const struct core_status *statu
         json_array_append_new(needs, json_string(run->start_text));
     }
     if (status->phase == WIRE_PHASE_RUNNING && status->world < status->ranks) {
-        snprintf(text, sizeof(text), "only %u of %u ranks run: belay events says why",
-                 status->world, status->ranks);
+        snprintf(text, sizeof(text), "only %u of %u ranks run%s: belay events says why",
+                 status->world, status->ranks,
+                 status->pp < status->pp_wanted ? ", the pipeline cut to fewer stages" : "");
         json_array_append_new(needs, json_string(text));
     }
     for (uint32_t i = 0; i < status->node_count && status->phase != WIRE_PHASE_DONE; i++) {
@@ -263,6 +264,11 @@ static void leader_add(json_t *one, const struct run *run, const struct core_sta
     set_u64(one, "generation", status->generation);
     set_u64(one, "line", status->line);
     set_u64(one, "world", status->world);
+    set(one, "layout",
+        status->world ? json_pack("{si si si si si}", "dp", (int)status->dp, "tp", (int)status->tp,
+                                  "pp", (int)status->pp, "dp_wanted", (int)status->dp_wanted,
+                                  "pp_wanted", (int)status->pp_wanted)
+                      : json_null());
     set_u64(one, "step", status->step);
     set(one, "newest_memory", memory_json(status));
     set(one, "newest_disk", disk_json(run, status));

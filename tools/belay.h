@@ -149,7 +149,8 @@ struct tool_state {
     json_t *json; /* owned: the whole answer; nodes, ranks and needs are views of it */
     char verdict[16], run[33], name[BL_JOB_NAME_MAX], phase[16], digest[33];
     uint64_t exit_code, generation, world, ranks_wanted, step, steps;
-    double loss, tokens_per_s; /* NaN: not known */
+    uint64_t dp, tp, pp, dp_wanted, pp_wanted; /* of `world` ranks, and what is wanted */
+    double loss, tokens_per_s;                 /* NaN: not known */
     struct tool_point memory, disk;
     uint64_t saves_committed, saves_failed, saves_skipped, save_writing;
     const json_t *nodes, *ranks, *needs, *last_recovery, *last_event, *store; /* may be NULL */

@@ -134,6 +134,13 @@ int tool_state_read(struct tool_state *ret, json_t *json, struct bl_errmsg *msg)
     number(&reader, "generation", &ret->generation);
     number(&reader, "world", &ret->world);
     number(&reader, "ranks_wanted", &ret->ranks_wanted);
+    struct reader layout = {container(&reader, "layout", JSON_OBJECT), "layout.", msg, reader.rc};
+    number(&layout, "dp", &ret->dp);
+    number(&layout, "tp", &ret->tp);
+    number(&layout, "pp", &ret->pp);
+    number(&layout, "dp_wanted", &ret->dp_wanted);
+    number(&layout, "pp_wanted", &ret->pp_wanted);
+    reader.rc = layout.rc;
     number(&reader, "step", &ret->step);
     number(&reader, "steps", &ret->steps);
     real(&reader, "loss", &ret->loss);

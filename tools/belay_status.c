@@ -85,6 +85,16 @@ static void print_run(const struct tool_state *state)
     print_number(", ranks ", state->world);
     print_number(" of ", state->ranks_wanted);
     putchar('\n');
+    if (state->dp != TOOL_NUMBER_NONE && (state->tp > 1 || state->pp_wanted > 1)) {
+        print_number("layout   dp ", state->dp);
+        print_number(" x tp ", state->tp);
+        print_number(" x pp ", state->pp);
+        if (state->dp != state->dp_wanted || state->pp != state->pp_wanted) {
+            print_number(", wanted dp ", state->dp_wanted);
+            print_number(" x pp ", state->pp_wanted);
+        }
+        putchar('\n');
+    }
     if (!isnan(state->loss)) {
         tool_format_rate(state->tokens_per_s, rate, sizeof rate);
         printf("training loss %.4f, %s tokens/s\n", state->loss, rate);

@@ -23,6 +23,8 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
     X(GENERATION_RUNNING, 103, CORE_NOTICE, "the generation runs", "training goes on", "nothing")  \
     X(RECOVERED, 104, CORE_NOTICE, "the first step after a recovery is done", "training goes on",  \
       "nothing")                                                                                   \
+    X(BEGUN, 105, CORE_NOTICE, "the first step since the run was started or resumed is done",      \
+      "training goes on", "nothing")                                                               \
     X(RANK_EXITED, 110, CORE_WARNING, "a rank's process ended",                                    \
       "a new generation replaces it on the same node", "if it happens again, read the rank's log") \
     X(RANK_FAILED, 111, CORE_WARNING, "a rank reported a failure of its generation",               \
@@ -49,7 +51,9 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
     X(STEPS_LOST, 124, CORE_WARNING, "steps have to be done again",                                \
       "the run continues from an older step", "nothing")                                           \
     X(RESHAPED, 130, CORE_WARNING, "the run goes on with fewer ranks than wanted",                 \
-      "lanes are moved; it grows again when there is room", "bring nodes back")                    \
+      "a replica that lost a rank is dissolved, its other ranks are spares; without a whole one "  \
+      "the pipeline is cut to fewer stages; lanes are moved; it grows again when there is room",   \
+      "bring nodes back")                                                                          \
     X(GROWN, 131, CORE_NOTICE, "ranks were taken in", "training goes on with more ranks",          \
       "nothing")                                                                                   \
     X(WAITING, 132, CORE_ALARM, "the run waits", "it goes on by itself when it can",               \

@@ -28,6 +28,11 @@ static void leader_adopt_plan(struct core_leader *l)
             leader_proc_add(l, member->incarnation, (uint32_t)(node - l->nodes));
         p->life = LEADER_LIVE;
         p->rank = i;
+        p->ran_generation = l->record.plan.generation;
+    }
+    if (l->record.plan.world) {
+        l->shape = leader_plan_layout(l);
+        l->ran_generation = l->record.plan.generation;
     }
     leader_plan_seat(l);
 }

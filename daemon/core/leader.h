@@ -53,7 +53,8 @@ struct core_leader_config {
     uint64_t seed,
         secret; /* random: ids are drawn from the first, generation keys from the second */
     uint32_t ranks, lanes, nodes_min;
-    uint64_t steps; /* of the job: at this step it is finished; 0 no end */
+    uint32_t tp, pp, pp_min; /* of the job's layout: leader_layout.h; 0: 1 */
+    uint64_t steps;          /* of the job: at this step it is finished; 0 no end */
     struct core_deadlines deadlines;
     uint32_t root_count;              /* at most WIRE_JOB_ROOTS */
     const struct core_root *roots;    /* copied */
@@ -259,9 +260,11 @@ struct core_status {
     enum wire_verdict verdict;
     uint64_t generation, line;
     uint32_t world, ranks, lanes;
-    uint64_t step;        /* newest that every member has sealed */
-    uint64_t memory_step; /* newest consistent in memory; UINT64_MAX none */
-    uint64_t disk_step;   /* newest committed; UINT64_MAX none */
+    uint32_t dp, tp, pp;           /* of `world` ranks; 0 without a plan */
+    uint32_t dp_wanted, pp_wanted; /* what the run grows back to */
+    uint64_t step;                 /* newest that every member has sealed */
+    uint64_t memory_step;          /* newest consistent in memory; UINT64_MAX none */
+    uint64_t disk_step;            /* newest committed; UINT64_MAX none */
     char disk_dir[WIRE_DIR_MAX];
     enum core_wait wait;
     char wait_text[WIRE_TEXT_MAX]; /* for people: names what is waited for */

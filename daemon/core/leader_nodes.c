@@ -112,6 +112,7 @@ void leader_nodes_close(struct core_leader *l)
 {
     for (uint32_t i = 0; i < l->node_count; i++) {
         wire_report_close(&l->nodes[i].report);
+        free(l->nodes[i].keys);
     }
     free(l->nodes);
     free(l->procs);
@@ -204,19 +205,27 @@ void leader_procs_sweep(struct core_leader *l)
 
 /* ---- reports ---- */
 
-/* Extents travel once: takes those of the former report for arenas that come without. */
-static void report_arenas_merge(struct wire_report *was, struct wire_report *is)
+/* Extents travel once: takes those of the former report for arenas that come without, and their
+ * keys; makes the keys of others. */
+static void report_arenas_merge(struct leader_node *node, struct wire_report *is)
 {
+    struct wire_report *was = &node->report;
+    uint64_t *keys = core_alloc(is->arena_count, sizeof(*keys));
+
     for (uint32_t i = 0; i < is->arena_count; i++) {
         struct wire_arena_info *arena = &is->arenas[i];
+        keys[i] = arena->extents.extent_count ? leader_extents_key(&arena->extents) : 0;
         for (uint32_t k = 0; arena->extents.extent_count == 0 && k < was->arena_count; k++) {
             if (was->arenas[k].arena == arena->arena) {
                 bl_extent_list_close(&arena->extents); /* empty lists may own memory too */
                 arena->extents = was->arenas[k].extents;
                 memset(&was->arenas[k].extents, 0, sizeof(was->arenas[k].extents));
+                keys[i] = node->keys[k];
             }
         }
     }
+    free(node->keys);
+    node->keys = keys;
 }
 
 static void report_proc(struct core_leader *l, uint32_t node, const struct wire_proc_report *r,
@@ -330,7 +339,7 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
     for (uint32_t i = 0; i < report->arena_count; i++) {
         node->dirty |= report->arenas[i].extents.extent_count != 0; /* to acknowledge it */
     }
-    report_arenas_merge(&node->report, &copy);
+    report_arenas_merge(node, &copy);
     wire_report_close(&node->report);
     node->report = copy;
     node_connected(l, node);

@@ -136,90 +136,6 @@ void leader_open_send(struct core_leader *l)
     leader_change_send(l);
 }
 
-uint32_t leader_wanted(const struct core_leader *l)
-{
-    uint32_t wanted = l->config.ranks;
-    return l->config.lanes && l->config.lanes < wanted ? l->config.lanes : wanted;
-}
-
-/* ---- starting ---- */
-
-static int node_has_room(const struct core_leader *l, uint32_t node, uint32_t load)
-{
-    const struct leader_node *n = &l->nodes[node];
-    return n->connected && n->has_report && !n->refused && l->now_ms >= n->fill_ms &&
-           load < n->report.ranks_max;
-}
-
-/* The rank's former node if there is room, else the emptiest. -1 none. */
-static int fill_node(const struct core_leader *l, uint32_t former, const uint32_t *loads)
-{
-    int best = -1;
-    if (former < l->node_count && node_has_room(l, former, loads[former])) {
-        return (int)former;
-    }
-    for (uint32_t i = 0; i < l->node_count; i++) {
-        if (node_has_room(l, i, loads[i]) && (best < 0 || loads[i] < loads[best])) {
-            best = (int)i;
-        }
-    }
-    return best;
-}
-
-/* Does this process count towards the wanted ones? */
-static int proc_counts(const struct core_leader *l, const struct leader_proc *p)
-{
-    const struct leader_node *node = &l->nodes[p->node];
-    return p->life != LEADER_DEAD && !p->kill && !p->refused && !node->lost;
-}
-
-uint32_t leader_fill(struct core_leader *l)
-{
-    uint32_t wanted = leader_wanted(l);
-    uint8_t *held = core_alloc(wanted, 1);
-    uint32_t *former = core_alloc(wanted, sizeof(*former)); /* node of a rank's dead process */
-    uint32_t *loads = core_alloc(l->node_count, sizeof(*loads));
-    uint32_t have = 0;
-    uint32_t short_of = 0;
-
-    for (uint32_t rank = 0; rank < wanted; rank++) {
-        former[rank] = UINT32_MAX;
-    }
-    for (uint32_t i = 0; i < l->proc_count; i++) {
-        struct leader_proc *p = &l->procs[i];
-        loads[p->node] += p->life != LEADER_DEAD;
-        if (p->life == LEADER_DEAD && p->rank < wanted) {
-            former[p->rank] = p->node;
-        }
-        if (!proc_counts(l, p)) {
-            continue;
-        }
-        have++;
-        if (p->rank < wanted && !held[p->rank]) {
-            held[p->rank] = 1;
-        } else {
-            p->rank = CORE_NO_RANK;
-        }
-    }
-    for (uint32_t rank = 0; rank < wanted && have < wanted; rank++) {
-        if (held[rank]) {
-            continue;
-        }
-        int node = fill_node(l, former[rank], loads);
-        if (node < 0) {
-            short_of = wanted - have;
-            break;
-        }
-        leader_proc_start(l, (uint32_t)node, rank);
-        loads[node]++;
-        have++;
-    }
-    free(held);
-    free(former);
-    free(loads);
-    return short_of;
-}
-
 /* ---- what OPEN does to processes and nodes ---- */
 
 static void open_deaths(struct core_leader *l)
@@ -339,6 +255,26 @@ static int open_is_fenced(const struct core_leader *l)
     return 0;
 }
 
+/* Too few parked ranks for the smallest layout? Then there is nothing to plan. */
+static int open_is_too_small(struct core_leader *l)
+{
+    struct leader_layout_job job = leader_job_layout(l);
+    uint32_t have = 0;
+
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        have += (uint32_t)leader_plan_takes(l, &l->procs[i]);
+    }
+    if (leader_layout_shape(&job, have).dp > 0) {
+        return 0;
+    }
+    leader_wait_set(l, CORE_WAIT_NODES,
+                    "room for %u more ranks: %u are here, one replica takes %u at least (tp %u x "
+                    "pp %u)",
+                    leader_layout_least(&job) - have, have, leader_layout_least(&job), job.tp,
+                    job.pp_min);
+    return 1;
+}
+
 static int open_must_wait(struct core_leader *l, const struct open_view *v, uint32_t short_of)
 {
     if (v->unparked || v->dying) {
@@ -352,6 +288,8 @@ static int open_must_wait(struct core_leader *l, const struct open_view *v, uint
     } else if (short_of && l->record.state_elems == 0 &&
                l->now_ms - l->phase_ms < l->config.deadlines.join) {
         leader_wait_set(l, CORE_WAIT_NODES, "room for %u more ranks", short_of);
+    } else if (open_is_too_small(l)) {
+        return 1;
     } else if (!open_is_fenced(l)) {
         leader_wait_set(l, CORE_WAIT_FENCE, "contact with a rank of generation %llu",
                         (unsigned long long)l->record.plan.generation);
@@ -514,6 +452,7 @@ static void open_begin(struct core_leader *l)
     l->planned = 0;
     if (l->opened_ms == 0) {
         l->opened_ms = l->now_ms;
+        l->begins = l->is_beginning;
         l->times = (struct core_times){.cause_ms = l->cause_ms, .detect_ms = l->cause_detect_ms};
         l->opened_generation = l->record.generation;
         snprintf(l->times.cause, sizeof(l->times.cause), "%s",

@@ -43,7 +43,7 @@ static int pick_is_bad(const struct core_leader *l, uint64_t step)
     return 0;
 }
 
-static uint64_t extents_key(const struct bl_extent_list *list)
+uint64_t leader_extents_key(const struct bl_extent_list *list)
 {
     uint64_t key = list->extent_count;
     for (uint32_t i = 0; i < list->extent_count; i++) {
@@ -55,6 +55,36 @@ static uint64_t extents_key(const struct bl_extent_list *list)
         key = bl_xxh3(parts, sizeof(parts)) ^ bl_mix64(bl_xxh3(box, sizeof(box)));
     }
     return key;
+}
+
+uint64_t leader_arena_key(const struct core_leader *l, uint32_t node,
+                          const struct wire_arena_info *arena)
+{
+    return l->nodes[node].keys[arena - l->nodes[node].report.arenas];
+}
+
+static int piece_compare(const void *a, const void *b)
+{
+    const struct leader_piece *x = a;
+    const struct leader_piece *y = b;
+    return x->key < y->key ? -1 : x->key > y->key;
+}
+
+int leader_pieces_sum(struct leader_piece *pieces, uint32_t count, struct bl_state_digest *ret)
+{
+    int agree = 1;
+    memset(ret, 0, sizeof(*ret));
+    if (count) {
+        qsort(pieces, count, sizeof(*pieces), piece_compare);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0 && pieces[i].key == pieces[i - 1].key) {
+            agree &= bl_state_digest_equal(&pieces[i].digest, &pieces[i - 1].digest);
+        } else {
+            bl_state_digest_merge(ret, &pieces[i].digest);
+        }
+    }
+    return agree;
 }
 
 static int copy_compare(const void *a, const void *b)
@@ -85,7 +115,6 @@ static struct pick_copy *pick_gather(const struct core_leader *l, uint32_t *ret_
         const struct wire_report *report = &l->nodes[n].report;
         for (uint32_t a = 0; l->nodes[n].connected && a < report->arena_count; a++) {
             const struct wire_arena_info *arena = &report->arenas[a];
-            uint64_t key = 0;
             for (uint32_t k = 0; arena->extents.extent_count && k < arena->slot_count; k++) {
                 const struct wire_slot_info *slot = &arena->slots[k];
                 if (slot->state != WIRE_SLOT_SEALED || slot->line != l->record.line ||
@@ -95,14 +124,13 @@ static struct pick_copy *pick_gather(const struct core_leader *l, uint32_t *ret_
                      !leader_copy_is_admissible(&l->record, slot->generation, slot->step))) {
                     continue;
                 }
-                key = key ? key : extents_key(&arena->extents);
                 copies = core_grow(copies, count, sizeof(*copies));
                 copies[count++] = (struct pick_copy){.arena = arena,
                                                      .slot = k,
                                                      .node = n,
                                                      .step = slot->step,
                                                      .generation = slot->generation,
-                                                     .key = key};
+                                                     .key = l->nodes[n].keys[a]};
             }
         }
     }
@@ -377,21 +405,47 @@ void leader_set_close(struct leader_set *set)
     memset(set, 0, sizeof(*set));
 }
 
-uint64_t leader_members_elems(const struct core_leader *l)
+struct pick_list {
+    uint64_t key;
+    const struct bl_extent_list *list;
+};
+
+static int list_compare(const void *a, const void *b)
+{
+    const struct pick_list *x = a;
+    const struct pick_list *y = b;
+    return x->key < y->key ? -1 : x->key > y->key;
+}
+
+uint64_t leader_members_elems(const struct core_leader *l, uint64_t *ret_named)
 {
     const struct wire_plan *plan = &l->record.plan;
+    struct pick_list *found = core_alloc(plan->world, sizeof(*found));
     const struct bl_extent_list **lists = core_alloc(plan->world, sizeof(*lists));
     uint32_t count = 0;
+    uint32_t kept = 0;
 
+    *ret_named = 0;
     for (uint32_t i = 0; i < plan->world; i++) {
         const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
         const struct wire_arena_info *arena =
             p ? leader_arena_find(l, p->node, p->report.arena) : NULL;
         if (arena && arena->extents.extent_count) {
-            lists[count++] = &arena->extents;
+            found[count++] =
+                (struct pick_list){leader_arena_key(l, p->node, arena), &arena->extents};
         }
     }
-    uint64_t elems = count == plan->world ? pick_cover(lists, count) : 0;
+    if (count) {
+        qsort(found, count, sizeof(*found), list_compare);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (i == 0 || found[i].key != found[i - 1].key) {
+            lists[kept++] = found[i].list;
+            *ret_named += list_elems(found[i].list);
+        }
+    }
+    uint64_t elems = count == plan->world ? pick_cover(lists, kept) : 0;
     free(lists);
+    free(found);
     return elems;
 }

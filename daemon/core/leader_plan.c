@@ -26,52 +26,95 @@ void leader_plan_seat(struct core_leader *l)
     }
 }
 
+/* ---- who sits where ---- */
+
+struct leader_layout_job leader_job_layout(const struct core_leader *l)
+{
+    const struct core_leader_config *c = &l->config;
+    struct leader_layout_job job = {.tp = c->tp ? c->tp : 1, .pp = c->pp ? c->pp : 1};
+
+    job.pp_min = c->pp_min < job.pp ? c->pp_min : job.pp;
+    job.pp_min = job.pp_min ? job.pp_min : 1;
+    job.dp_max = c->ranks / (job.tp * job.pp);
+    job.dp_max = c->lanes && c->lanes < job.dp_max ? c->lanes : job.dp_max;
+    return job;
+}
+
+struct leader_layout leader_plan_layout(const struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    struct leader_layout layout = {.tp = plan->tp ? plan->tp : 1, .pp = plan->pp ? plan->pp : 1};
+    layout.dp = plan->world / (layout.tp * layout.pp);
+    return layout;
+}
+
+void leader_layout_text(char ret[LEADER_LAYOUT_TEXT], const struct leader_layout *layout)
+{
+    snprintf(ret, LEADER_LAYOUT_TEXT, "dp %u x tp %u x pp %u", layout->dp, layout->tp, layout->pp);
+}
+
+int leader_plan_takes(const struct core_leader *l, const struct leader_proc *p)
+{
+    return leader_proc_is_reachable(l, p) && !p->refused && p->report.state == WIRE_RANK_PARKED &&
+           p->report.generation >= l->record.generation;
+}
+
 struct plan_seat {
     const struct leader_proc *proc;
     const char *node;
 };
 
-/* Former members first: they hold memory. */
-static int seat_choose(const void *a, const void *b)
+static int seat_by_node(const void *a, const void *b)
 {
-    const struct leader_proc *x = ((const struct plan_seat *)a)->proc;
-    const struct leader_proc *y = ((const struct plan_seat *)b)->proc;
-    if (x->rank != y->rank) {
-        return x->rank < y->rank ? -1 : 1;
+    const struct plan_seat *x = a;
+    const struct plan_seat *y = b;
+    int by_node = strcmp(x->node, y->node);
+    if (by_node) {
+        return by_node;
     }
-    return x->incarnation < y->incarnation ? -1 : x->incarnation > y->incarnation;
+    return x->proc->incarnation < y->proc->incarnation
+               ? -1
+               : x->proc->incarnation > y->proc->incarnation;
 }
 
-/* Ranks of a node are neighbours. */
-static int seat_order(const void *a, const void *b)
+/* Parked processes in order of rank, as many as the layout takes. NULL: not enough for any. */
+static const struct leader_proc **plan_seats(const struct core_leader *l,
+                                             struct leader_layout *ret_shape)
 {
-    int by_node = strcmp(((const struct plan_seat *)a)->node, ((const struct plan_seat *)b)->node);
-    return by_node ? by_node : seat_choose(a, b);
-}
-
-/* Parked processes, chosen and in order of rank. Everybody keeps his rank when the chosen ones hold
- * exactly the ranks of the new world. */
-static uint32_t plan_seats(const struct core_leader *l, struct plan_seat *seats)
-{
+    struct leader_layout_job job = leader_job_layout(l);
+    struct leader_layout former = {.tp = job.tp, .pp = l->shape.dp ? l->shape.pp : job.pp};
+    struct plan_seat *found = core_alloc(l->proc_count, sizeof(*found));
+    struct leader_layout_proc *procs = core_alloc(l->proc_count, sizeof(*procs));
+    const struct leader_proc **seats = NULL;
     uint32_t count = 0;
-    uint32_t wanted = leader_wanted(l);
+
     for (uint32_t i = 0; i < l->proc_count; i++) {
-        const struct leader_proc *p = &l->procs[i];
-        if (leader_proc_is_reachable(l, p) && !p->refused && p->report.state == WIRE_RANK_PARKED &&
-            p->report.generation >= l->record.generation) {
-            seats[count++] = (struct plan_seat){p, l->nodes[p->node].name};
+        if (leader_plan_takes(l, &l->procs[i])) {
+            found[count++] = (struct plan_seat){&l->procs[i], l->nodes[l->procs[i].node].name};
         }
     }
-    qsort(seats, count, sizeof(*seats), seat_choose);
-    count = count < wanted ? count : wanted;
-    int keep = 1;
+    qsort(found, count, sizeof(*found), seat_by_node);
     for (uint32_t i = 0; i < count; i++) {
-        keep &= seats[i].proc->rank == i;
+        const struct leader_proc *p = found[i].proc;
+        int is_same = i > 0 && p->node == found[i - 1].proc->node;
+        procs[i].node = i == 0 ? 0 : procs[i - 1].node + !is_same;
+        procs[i].rank = p->rank;
+        procs[i].held = l->ran_generation && p->ran_generation == l->ran_generation;
     }
-    if (!keep) {
-        qsort(seats, count, sizeof(*seats), seat_order);
+    *ret_shape = leader_layout_shape(&job, count);
+    uint32_t world = leader_layout_world(ret_shape);
+    if (world) {
+        uint32_t *order = core_alloc(world, sizeof(*order));
+        seats = core_alloc(world, sizeof(struct leader_proc *));
+        leader_layout_seats(&job, &former, ret_shape, procs, count, order);
+        for (uint32_t rank = 0; rank < world; rank++) {
+            seats[rank] = found[order[rank]].proc;
+        }
+        free(order);
     }
-    return count;
+    free(procs);
+    free(found);
+    return seats;
 }
 
 /* Appends the end of all older lines at `step`. Ends that the new one covers go, so that both
@@ -92,16 +135,18 @@ static void plan_line_end(struct wire_record *record, uint64_t generation, uint6
     record->line_end_count = kept + 1;
 }
 
-static void plan_members(const struct core_leader *l, const struct plan_seat *seats, uint32_t count,
-                         struct wire_plan *plan)
+static void plan_members(const struct core_leader *l, const struct leader_proc *const *seats,
+                         const struct leader_layout *shape, struct wire_plan *plan)
 {
-    plan->world = count;
-    plan->members = core_alloc(count, sizeof(*plan->members));
-    for (uint32_t i = 0; i < count; i++) {
-        const struct wire_rank_report *r = &seats[i].proc->report;
+    plan->world = leader_layout_world(shape);
+    plan->tp = shape->tp;
+    plan->pp = shape->pp;
+    plan->members = core_alloc(plan->world, sizeof(*plan->members));
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct wire_rank_report *r = &seats[i]->report;
         struct wire_member *member = &plan->members[i];
-        member->incarnation = seats[i].proc->incarnation;
-        memcpy(member->node, l->nodes[seats[i].proc->node].name, sizeof(member->node));
+        member->incarnation = seats[i]->incarnation;
+        memcpy(member->node, l->nodes[seats[i]->node].name, sizeof(member->node));
         memcpy(member->endpoint, r->endpoint, sizeof(member->endpoint));
         memcpy(member->vote_addr, r->vote_addr, sizeof(member->vote_addr));
     }
@@ -152,9 +197,9 @@ static uint64_t plan_newest(const struct core_leader *l)
 
 void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh)
 {
-    struct plan_seat *seats = core_alloc(l->proc_count, sizeof(*seats));
-    uint32_t count = plan_seats(l, seats);
-    BL_ASSERT(count > 0);
+    struct leader_layout shape;
+    const struct leader_proc **seats = plan_seats(l, &shape);
+    BL_ASSERT(seats);
 
     struct wire_record *next = leader_change_begin(l, LEADER_PLAN);
     struct wire_plan plan = {.generation = next->generation,
@@ -162,7 +207,7 @@ void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int
                              .fresh = fresh ? 1 : 0,
                              .save_every = l->config.root_count ? l->roots[0].interval : 0,
                              .slots = 2 + (l->config.root_count ? l->config.root_count : 1)};
-    plan_members(l, seats, count, &plan);
+    plan_members(l, seats, &shape, &plan);
     if (!fresh) {
         plan_source(l, pick, &plan);
         next->state_elems = next->state_elems ? next->state_elems : pick->state_elems;
@@ -174,8 +219,8 @@ void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int
     wire_plan_close(&next->plan);
     next->plan = plan;
     next->phase = WIRE_PHASE_PLANNED;
-    next->function_id = seats[0].proc->report.function_id;
-    next->probe = seats[0].proc->report.probe;
+    next->function_id = seats[0]->report.function_id;
+    next->probe = seats[0]->report.probe;
     plan_line_end(next, plan.generation, plan.step);
     leader_record_newest(next);
     l->times.parked_ms = l->now_ms - l->times.cause_ms;
@@ -205,6 +250,26 @@ static int member_is_ready(const struct core_leader *l, const struct leader_proc
     return 0;
 }
 
+/* Does what all members have loaded add up to the plan's digest? Replicas that hold the same (ZeRO
+ * 0) count once, and must be the same. */
+static int plan_digest_is_right(const struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    struct leader_piece *pieces = core_alloc(plan->world, sizeof(*pieces));
+    struct bl_state_digest sum;
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        const struct wire_arena_info *arena = leader_arena_find(l, p->node, p->report.arena);
+        pieces[i] =
+            (struct leader_piece){leader_arena_key(l, p->node, arena), p->report.ready_digest};
+    }
+    int is_right = leader_pieces_sum(pieces, plan->world, &sum) &&
+                   (!plan->digest_known || bl_state_digest_equal(&sum, &plan->digest));
+    free(pieces);
+    return is_right;
+}
+
 static void plan_digest_differs(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
@@ -220,11 +285,20 @@ static void plan_digest_differs(struct core_leader *l)
 
 static void plan_go(struct core_leader *l)
 {
+    uint64_t named = 0;
+    uint64_t elems = l->record.state_elems ? 0 : leader_members_elems(l, &named);
+    if (named > elems) {
+        char text[WIRE_TEXT_MAX];
+        snprintf(text, sizeof(text),
+                 "ranks name %llu elements of a state that has %llu: parts may be the same on "
+                 "several ranks, but not overlap otherwise",
+                 (unsigned long long)named, (unsigned long long)elems);
+        leader_end_send(l, WIRE_VERDICT_REFUSED, text);
+        return;
+    }
     struct wire_record *next = leader_change_begin(l, LEADER_GO);
     next->phase = WIRE_PHASE_RUNNING;
-    if (next->state_elems == 0) {
-        next->state_elems = leader_members_elems(l);
-    }
+    next->state_elems = next->state_elems ? next->state_elems : elems;
     l->times.ready_ms = l->now_ms - l->times.cause_ms;
     leader_change_send(l);
 }
@@ -232,21 +306,16 @@ static void plan_go(struct core_leader *l)
 void leader_plan_step(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
-    struct bl_state_digest sum = {{0, 0}};
     uint32_t ready = 0;
 
     leader_members_watch(l);
     for (uint32_t i = 0; i < plan->world; i++) {
         const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
-        if (member_is_ready(l, p)) {
-            ready++;
-            bl_state_digest_merge(&sum, &p->report.ready_digest);
-        }
+        ready += (uint32_t)member_is_ready(l, p);
     }
     leader_wait_set(l, CORE_WAIT_LOAD, "%u of %u ranks to load and connect", plan->world - ready,
                     plan->world);
-    if (!l->cause_pending && ready == plan->world && plan->digest_known &&
-        !bl_state_digest_equal(&sum, &plan->digest)) {
+    if (!l->cause_pending && ready == plan->world && !plan_digest_is_right(l)) {
         plan_digest_differs(l);
     }
     if (!l->cause_pending && ready < plan->world) {

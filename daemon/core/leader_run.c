@@ -47,7 +47,7 @@ static void run_first_step(struct core_leader *l)
     if (l->times.steps_lost) {
         leader_event(l, CORE_EVENT_STEPS_LOST)->count = l->times.steps_lost;
     }
-    struct core_event *e = leader_event(l, CORE_EVENT_RECOVERED);
+    struct core_event *e = leader_event(l, l->begins ? CORE_EVENT_BEGUN : CORE_EVENT_RECOVERED);
     e->value_ms = l->times.step_ms;
     e->count = l->times.steps_lost;
     snprintf(e->text, sizeof(e->text), "%s", l->times.cause);
@@ -82,6 +82,41 @@ static void run_progress(struct core_leader *l)
     }
 }
 
+/* Everybody's rank of the generation that runs now, and what became of the layout. */
+static void run_ranks(struct core_leader *l)
+{
+    const struct wire_plan *plan = &l->record.plan;
+    struct leader_layout_job job = leader_job_layout(l);
+    struct leader_layout is = leader_plan_layout(l);
+    struct leader_layout was = l->shape;
+    struct leader_layout wanted = {job.dp_max, job.tp, job.pp};
+    char to[LEADER_LAYOUT_TEXT], from[LEADER_LAYOUT_TEXT];
+
+    for (uint32_t i = 0; i < plan->world; i++) {
+        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
+        if (p) {
+            p->rank = i;
+            p->ran_generation = plan->generation;
+        }
+    }
+    for (uint32_t i = 0; i < l->proc_count; i++) {
+        struct leader_proc *p = &l->procs[i];
+        if (p->ran_generation && p->ran_generation != plan->generation && p->life != LEADER_DEAD) {
+            p->rank = CORE_NO_RANK; /* of a replica that was dissolved: a spare */
+        }
+    }
+    l->ran_generation = plan->generation;
+    l->shape = is;
+    if (plan->world < leader_wanted(l)) {
+        struct core_event *e = leader_event(l, CORE_EVENT_RESHAPED);
+        e->count = plan->world;
+        leader_layout_text(to, &is);
+        leader_layout_text(from, was.dp ? &was : &wanted);
+        snprintf(e->text, sizeof(e->text), "%s%s -> %s; %u of %u ranks", was.dp ? "" : "wanted ",
+                 from, to, plan->world, leader_wanted(l));
+    }
+}
+
 void leader_run_begin(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
@@ -99,19 +134,11 @@ void leader_run_begin(struct core_leader *l)
     l->wait = CORE_WAIT_NOTHING;
     l->wait_text[0] = 0;
     l->times.running_ms = l->now_ms - l->times.cause_ms;
-    for (uint32_t i = 0; i < plan->world; i++) {
-        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
-        if (p) {
-            p->rank = i;
-        }
-    }
     struct core_event *e = leader_event(l, CORE_EVENT_GENERATION_RUNNING);
     e->step = plan->step;
     e->count = plan->world;
     e->value_ms = l->times.running_ms;
-    if (plan->world < leader_wanted(l)) {
-        leader_event(l, CORE_EVENT_RESHAPED)->count = plan->world;
-    }
+    run_ranks(l);
     leader_saves_void(l, plan->step);
 }
 
@@ -241,6 +268,13 @@ static uint32_t run_spares(const struct core_leader *l)
     return spares;
 }
 
+/* What the members and the spares can form together. */
+static struct leader_layout run_larger(const struct core_leader *l)
+{
+    struct leader_layout_job job = leader_job_layout(l);
+    return leader_layout_shape(&job, l->record.plan.world + run_spares(l));
+}
+
 static void run_requests(struct core_leader *l)
 {
     const struct wire_plan *plan = &l->record.plan;
@@ -249,7 +283,8 @@ static void run_requests(struct core_leader *l)
     flags |= l->save_asked && leader_roots_answer(l) ? BELAY_VOTE_SAVE : 0;
     /* Before they are counted: a node with other arithmetic costs the run no generation. */
     leader_refuse(l, l->record.function_id, l->record.probe);
-    if (plan->world < leader_wanted(l) && l->first_sealed && run_spares(l) > 0) {
+    struct leader_layout larger = run_larger(l);
+    if (l->first_sealed && leader_layout_world(&larger) > plan->world) {
         flags |= BELAY_VOTE_GROW;
     }
     const struct leader_proc *root = leader_proc_find(l, plan->members[0].incarnation);
@@ -447,6 +482,18 @@ static uint32_t run_grow_seen(const struct core_leader *l)
     return 0;
 }
 
+static void run_grows(struct core_leader *l)
+{
+    struct leader_layout larger = run_larger(l);
+    char to[LEADER_LAYOUT_TEXT], from[LEADER_LAYOUT_TEXT];
+    struct core_event *e = leader_event(l, CORE_EVENT_GROWN);
+
+    e->count = run_spares(l);
+    leader_layout_text(from, &l->shape);
+    leader_layout_text(to, &larger);
+    snprintf(e->text, sizeof(e->text), "%s -> %s", from, to);
+}
+
 void leader_run_step(struct core_leader *l)
 {
     run_progress(l);
@@ -461,7 +508,7 @@ void leader_run_step(struct core_leader *l)
         return;
     }
     if (!l->cause_pending && run_grow_seen(l)) {
-        leader_event(l, CORE_EVENT_GROWN)->count = run_spares(l);
+        run_grows(l);
         leader_cause(l, 0, "ranks are taken in");
     }
     if (!l->cause_pending) {

@@ -6,6 +6,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/interval.h"
 #include "daemon/core/leader.h"
+#include "daemon/core/leader_layout.h"
 #include "daemon/core/leader_saves.h"
 #include "wire/belay.h"
 
@@ -14,6 +15,7 @@
 #define LEADER_BAD_MAX        32
 #define LEADER_CRASHES        3 /* the same crash so often in a row: no progress */
 #define LEADER_STORE_RETRY_MS 1000
+#define LEADER_LAYOUT_TEXT    64
 
 enum leader_life {
     LEADER_ORDERED = 0, /* wanted, not yet in a report */
@@ -26,7 +28,8 @@ struct leader_proc {
     uint32_t node; /* index */
     uint32_t seat; /* rank in the plan of seat_generation */
     uint64_t seat_generation;
-    uint32_t rank; /* hint: the rank that it had or is to replace; CORE_NO_RANK none */
+    uint32_t rank;           /* hint: the rank that it had or is to replace; CORE_NO_RANK none */
+    uint64_t ran_generation; /* newest that ran with it as a member: `rank` was its rank there */
     enum leader_life life;
     struct wire_rank_report report; /* newest of its session */
     struct wire_beat beat;
@@ -52,6 +55,7 @@ struct leader_node {
     uint64_t connected_ms;     /* since when, while connected */
     uint64_t away_ms;          /* since when, while not connected */
     struct wire_report report; /* newest; owned */
+    uint64_t *keys;            /* of its arenas' extents: equal for equal lists, 0 none; owned */
     uint64_t stamp;            /* of it */
     uint32_t dirty;
     uint64_t sequence, need, sent_ms; /* of directives */
@@ -105,6 +109,7 @@ struct core_leader {
     uint64_t op, change_retry_ms;
     uint32_t store_failed, claimed, deposed, finished;
     uint32_t is_beginning; /* started or resumed, and no generation has run yet */
+    uint32_t begins;       /* so it was when the present times began */
 
     struct leader_node *nodes;
     uint32_t node_count;
@@ -132,6 +137,9 @@ struct core_leader {
     char death[WIRE_TEXT_MAX]; /* that was behind it, when it is known */
     char cause[WIRE_TEXT_MAX];
     uint64_t cause_ms, cause_detect_ms;
+
+    struct leader_layout shape; /* of the generation that ran last; dp 0: none */
+    uint64_t ran_generation;    /* that one */
 
     /* OPEN and PLANNED. */
     uint64_t phase_ms;          /* since when the present phase is durable */
@@ -250,14 +258,17 @@ void leader_change_done(struct core_leader *l);
 void leader_cause(struct core_leader *l, uint64_t detect_ms, const char *fmt, ...) BL_PRINTF(3, 4);
 void leader_open_send(struct core_leader *l);
 void leader_open_step(struct core_leader *l);
-/* Starts processes until as many live as are wanted; how many found no room. */
-uint32_t leader_fill(struct core_leader *l);
-uint32_t leader_wanted(const struct core_leader *l);
 void leader_wait_set(struct core_leader *l, enum core_wait wait, const char *fmt, ...)
     BL_PRINTF(3, 4);
 
 /* A member of the former or present plan died: that is the cause, where peers' errors were it. */
 void leader_cause_death(struct core_leader *l, const struct leader_proc *p);
+
+/* leader_fill.c */
+/* Starts processes until as many live as are wanted; how many found no room. */
+uint32_t leader_fill(struct core_leader *l);
+/* Ranks of the job's whole layout, as far as its lanes reach. */
+uint32_t leader_wanted(const struct core_leader *l);
 
 /* leader_pick.c */
 int leader_copy_is_admissible(const struct wire_record *record, uint64_t generation, uint64_t step);
@@ -268,11 +279,31 @@ void leader_pick_close(struct leader_pick *pick);
 int leader_set_find(const struct core_leader *l, uint64_t step, int pinned_only,
                     struct leader_set *ret);
 void leader_set_close(struct leader_set *set);
-/* Elements of the whole state as the members' present arenas hold it; 0 unknown. */
-uint64_t leader_members_elems(const struct core_leader *l);
+/* Elements of the whole state as the members' present arenas hold it; 0 unknown. *ret_named: as
+ * they are named, equal lists (ZeRO 0) once; more than the state where others overlap. */
+uint64_t leader_members_elems(const struct core_leader *l, uint64_t *ret_named);
+/* Key of an extent list. */
+uint64_t leader_extents_key(const struct bl_extent_list *list);
+/* Of this arena of the node's newest report. */
+uint64_t leader_arena_key(const struct core_leader *l, uint32_t node,
+                          const struct wire_arena_info *arena);
+struct leader_piece { /* extents that somebody holds, and their digest */
+    uint64_t key;
+    struct bl_state_digest digest;
+};
+/* Sums digests, equal extents once; sorts the pieces. 0: two with equal extents differ. */
+int leader_pieces_sum(struct leader_piece *pieces, uint32_t count, struct bl_state_digest *ret);
 
 /* leader_plan.c */
 void leader_plan_send(struct core_leader *l, const struct leader_pick *pick, int fresh);
+/* What the job says of layouts. */
+struct leader_layout_job leader_job_layout(const struct core_leader *l);
+/* Of the plan in the record; dp 0 without one. */
+struct leader_layout leader_plan_layout(const struct core_leader *l);
+/* Could this process be a member of the next plan? */
+int leader_plan_takes(const struct core_leader *l, const struct leader_proc *p);
+/* "dp 2 x tp 1 x pp 2". */
+void leader_layout_text(char ret[LEADER_LAYOUT_TEXT], const struct leader_layout *layout);
 void leader_plan_step(struct core_leader *l);
 /* Of the plan in the record. */
 int leader_proc_is_member(const struct core_leader *l, const struct leader_proc *p);

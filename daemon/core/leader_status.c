@@ -13,6 +13,7 @@ static void status_digest(const struct core_leader *l, struct core_status *ret)
     const struct wire_plan *plan = &l->record.plan;
     uint64_t step = l->ended || l->record.phase == WIRE_PHASE_DONE ? l->end_step : l->step;
     struct bl_state_digest sum = {{0, 0}};
+    struct leader_piece *pieces = NULL;
     uint32_t found = 0;
 
     if (l->record.phase == WIRE_PHASE_DONE && l->record.end_digest_known) {
@@ -22,6 +23,7 @@ static void status_digest(const struct core_leader *l, struct core_status *ret)
         ret->digest = l->record.end_digest;
         return;
     }
+    pieces = core_alloc(plan->world, sizeof(*pieces));
     for (uint32_t i = 0; i < plan->world; i++) {
         const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
         const struct wire_arena_info *arena =
@@ -30,13 +32,15 @@ static void status_digest(const struct core_leader *l, struct core_status *ret)
             const struct wire_slot_info *slot = &arena->slots[k];
             if (slot->state == WIRE_SLOT_SEALED && slot->step == step &&
                 leader_copy_is_admissible(&l->record, slot->generation, step)) {
-                bl_state_digest_merge(&sum, &slot->digest);
-                found++;
+                pieces[found++] =
+                    (struct leader_piece){leader_arena_key(l, p->node, arena), slot->digest};
                 break;
             }
         }
     }
-    if (plan->world && found == plan->world) {
+    int agree = leader_pieces_sum(pieces, found, &sum);
+    free(pieces);
+    if (plan->world && found == plan->world && agree) {
         ret->digest_known = 1;
         ret->digest_step = step;
         ret->digest = sum;
@@ -100,6 +104,13 @@ void core_leader_status(const struct core_leader *l, struct core_status *ret, ui
     ret->generation = l->record.generation;
     ret->line = l->record.line;
     ret->world = l->record.phase >= WIRE_PHASE_PLANNED ? l->record.plan.world : 0;
+    struct leader_layout layout = leader_plan_layout(l);
+    struct leader_layout_job job = leader_job_layout(l);
+    ret->dp = ret->world ? layout.dp : 0;
+    ret->tp = ret->world ? layout.tp : 0;
+    ret->pp = ret->world ? layout.pp : 0;
+    ret->dp_wanted = job.dp_max;
+    ret->pp_wanted = job.pp;
     ret->ranks = l->config.ranks;
     ret->lanes = l->config.lanes;
     ret->step = l->ended ? l->end_step : l->step;
