@@ -56,6 +56,10 @@ struct ckpt_io_ops {
     int64_t (*pwrite)(struct ckpt_io *io, int fd, const void *data, size_t bytes, uint64_t offset);
     int64_t (*pread)(struct ckpt_io *io, int fd, void *data, size_t bytes, uint64_t offset);
     int (*fsync)(struct ckpt_io *io, int fd); /* files and directories */
+    /* Begins to write back [offset, offset + bytes) of what stands in the page cache, and does not
+     * wait: a hint that makes a later fsync short. NULL, -ENOSYS and the like: no such thing here.
+     */
+    int (*flush)(struct ckpt_io *io, int fd, uint64_t offset, uint64_t bytes);
     int (*truncate)(struct ckpt_io *io, int fd, uint64_t bytes);
     int (*allocate)(struct ckpt_io *io, int fd, uint64_t bytes); /* [0, bytes), size grows */
     int (*size)(struct ckpt_io *io, const char *path, uint64_t *ret_bytes); /* of a regular file */
@@ -79,7 +83,8 @@ struct ckpt_io {
     unsigned disable;       /* CKPT_IO_NO_... */
     uint32_t queue_depth;   /* transfers in flight; 0: CKPT_QUEUE_DEPTH */
     uint32_t codec_threads; /* with the caller; 0: ckpt_crew_threads_default */
-    uint64_t rate_max; /* bytes/s of each queue's transfers, on average; 0: as fast as it goes */
+    uint64_t rate_max;   /* bytes/s of each queue's transfers, on average; 0: as fast as it goes */
+    uint64_t sync_bytes; /* of a part's stream from one fsync to the next; 0: see part_stream.c */
     const atomic_int *cancel; /* NULL, or a wait for rate_max ends soon after it is non-zero */
 };
 

@@ -67,6 +67,8 @@ struct ckpt_part_writer {
     uint8_t *data;      /* NULL: no buffer is taken */
     uint64_t written;   /* bytes given to the queue */
     uint64_t waited_us; /* for the target */
+    uint64_t flushed;   /* bytes that the file system was told to write back */
+    uint64_t synced;    /* bytes that an fsync was behind */
 };
 
 /* Monotonic time in microseconds. */

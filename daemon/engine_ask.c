@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Questions to the engines: write, cancel, commit, scan, load. */
+/* Questions to the engines: write, cancel, commit, scan. (Loads: engine_load.c.) */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +94,7 @@ static void write_send(struct run *run, struct engine *engine, struct engine_pen
     snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", job->dir);
     snprintf(message.part, sizeof(message.part), "part-%.56s", run->daemon->config.name);
     snprintf(message.codec, sizeof(message.codec), "%s", run->job->codec);
-    if (!engine->conn && !engine->is_stuck) {
+    if (!engine->conn && !engine->is_stuck && engine->stillborn <= 1) {
         engine_start(engine);
     }
     uint32_t sent = (uint32_t)write_send_ahead(engine, job->attempt, arenas, fds, count);
@@ -254,77 +254,4 @@ void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root
     pending->scanned = done;
     pending->arg = arg;
     engine_ask(engine, pending, WIRE_TYPE_ENGINE_SCAN, &message, NULL, 0);
-}
-
-/* The number of a root of the job, or root_count. */
-static uint32_t root_find(const struct run *run, const char *path)
-{
-    uint32_t root = 0;
-
-    while (root < run->job->root_count && strcmp(run->job->roots[root].path, path) != 0) {
-        root++;
-    }
-    return root;
-}
-
-/* Where else the plan says that this state is. */
-static void load_copies(const struct run *run, const struct wire_disk_load *load,
-                        struct wire_engine_load *message)
-{
-    const struct wire_directive *directive = core_member_directive(run->member);
-    const struct wire_plan *plan = directive ? &directive->plan : NULL;
-
-    if (!plan || strcmp(plan->disk_root, load->root) != 0 ||
-        strcmp(plan->disk_dir, load->dir) != 0) {
-        return;
-    }
-    for (uint32_t i = 0; i < plan->place_count; i++) {
-        uint32_t root = root_find(run, plan->places[i].root);
-        struct wire_engine_copy *copy = &message->copies[message->copy_count];
-
-        if (root < run->job->root_count && message->copy_count < WIRE_JOB_ROOTS) {
-            engine_root_fill(run, root, 0, &copy->root);
-            copy->root.shared = 1;
-            snprintf(copy->dir, sizeof(copy->dir), "%s", plan->places[i].dir);
-            message->copy_count++;
-        }
-    }
-}
-
-void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
-                 engine_loaded_fn done, void *arg)
-{
-    struct bl_errmsg msg = {{0}};
-    struct wire_engine_load message = {
-        .arena = arena->id, .slot = load->slot, .extents = load->extents};
-    uint32_t root = root_find(run, load->root);
-
-    if (root == run->job->root_count) { /* a rank reads where its job says, and nowhere else */
-        done(arg, BL_EFOREIGN, "not a root of this job");
-        return;
-    }
-    int rc =
-        wire_arena_slot_offset(arena->map, arena->bytes, load->slot, &message.data_offset, &msg);
-
-    if (rc != 0) {
-        done(arg, rc, msg.text);
-        return;
-    }
-    struct engine *engine = engine_of(run->daemon, load->root);
-
-    message.request = engine ? ++engine->next_request : 0;
-    struct engine_pending *pending =
-        engine ? engine_pending_add(engine, ENGINE_ASKED_LOAD, message.request, run->id) : NULL;
-
-    if (!pending) {
-        done(arg, BL_ELIMIT, "too many loads under way");
-        return;
-    }
-    pending->loaded = done;
-    pending->arg = arg;
-    engine_root_fill(run, root, 0, &message.root);
-    message.root.shared = 1;
-    snprintf(message.dir, sizeof(message.dir), "%s", load->dir);
-    load_copies(run, load, &message);
-    engine_ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
 }

@@ -13,7 +13,8 @@
 #include "base/file.h"
 #include "base/log.h"
 
-#define ENGINE_RESTART_MS 200
+#define ENGINE_RESTART_MS     200
+#define ENGINE_RESTART_MS_MAX 60000u /* doubles up to this while none says hello */
 
 static void on_freed(uv_handle_t *handle)
 {
@@ -221,6 +222,8 @@ static void on_message(struct conn *conn, void *arg, const struct wire_frame *fr
     }
     switch ((enum wire_type)frame->type) {
     case WIRE_TYPE_ENGINE_HELLO:
+        engine->greeted = 1;
+        engine->stillborn = 0;
         event(engine->daemon->events, EVENT_ENGINE_STARTED, "pid=%u root=%s", engine->pid,
               engine->path);
         break;
@@ -283,6 +286,23 @@ void engine_restart_in(struct engine *engine, uint64_t ms)
     uv_timer_start(engine->restart, on_restart, ms, 0);
 }
 
+/* The child ended: how long until the next. One that never said hello will hardly say it 200 ms
+ * later: a library is missing, memory is short. It is told of once. */
+static uint64_t engine_ended(struct engine *engine, int code, int signal_number)
+{
+    uint64_t pause = ENGINE_RESTART_MS;
+
+    engine->stillborn += !engine->greeted;
+    if (engine->stillborn <= 1) {
+        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d root=%s",
+              engine->pid, code, signal_number, engine->path);
+    }
+    for (uint32_t i = 1; i < engine->stillborn && pause < ENGINE_RESTART_MS_MAX; i++) {
+        pause *= 2;
+    }
+    return pause < ENGINE_RESTART_MS_MAX ? pause : ENGINE_RESTART_MS_MAX;
+}
+
 static void child_forget(struct engine *engine, const struct engine_child *child)
 {
     for (struct engine_child **at = &engine->former; *at; at = &(*at)->next) {
@@ -300,12 +320,10 @@ static void on_exit_child(uv_process_t *process, int64_t status, int signal_numb
 
     if (engine && engine->child == child) {
         engine->child = NULL;
-        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d root=%s",
-              engine->pid, (int)status, signal_number, engine->path);
         conn_close(engine->conn);
         engine->conn = NULL;
         /* Armed before the failures are told: a save that is tried again revives it at once. */
-        engine_restart_in(engine, ENGINE_RESTART_MS);
+        engine_restart_in(engine, engine_ended(engine, (int)status, signal_number));
         engine_pending_fail_all(engine, "the checkpoint engine ended");
     } else if (engine) {
         child_forget(engine, child);
@@ -340,6 +358,7 @@ static int engine_spawn(struct engine *engine, int fd)
     }
     child->engine = engine;
     engine->child = child;
+    engine->greeted = 0;
     engine->pid = (uint32_t)child->process.pid;
     return 0;
 }
@@ -379,17 +398,21 @@ void engine_child_abandon(struct engine *engine)
     }
 }
 
-/* A question does not wait for the timer: without an engine, another is started at once. One whose
- * end was seen on the socket but not yet as a process is left to die by itself. */
+/* A question does not wait for the timer: without an engine, another is started at once, unless the
+ * last ones died before they said a word. One whose end was seen on the socket but not yet as a
+ * process is left to die by itself. */
 static void engine_revive(struct engine *engine)
 {
     if (engine->child) {
-        event(engine->daemon->events, EVENT_ENGINE_LOST, "pid=%u code=%d signal=%d root=%s",
-              engine->pid, 0, SIGKILL, engine->path);
+        uint64_t pause = engine_ended(engine, 0, SIGKILL);
+
         engine_child_abandon(engine);
+        engine_restart_in(engine, pause);
     }
-    uv_timer_stop(engine->restart);
-    engine_start(engine);
+    if (engine->stillborn <= 1) {
+        uv_timer_stop(engine->restart);
+        engine_start(engine);
+    }
 }
 
 void engine_ask(struct engine *engine, struct engine_pending *pending, enum wire_type type,
@@ -410,7 +433,9 @@ void engine_ask(struct engine *engine, struct engine_pending *pending, enum wire
     if (rc != 0) {
         pending_drop(engine, pending);
         engine_pending_fail(engine, &copy,
-                            engine->conn ? bl_strerror(rc) : "no checkpoint engine runs");
+                            engine->conn            ? bl_strerror(rc)
+                            : engine->stillborn > 1 ? "belay-engine ends before it says hello"
+                                                    : "no checkpoint engine runs");
         return;
     }
     engine_watch_begin(engine);

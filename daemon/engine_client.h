@@ -43,7 +43,8 @@ void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root
 void engine_root_fill(const struct run *run, uint32_t index, int create,
                       struct wire_engine_root *ret);
 
-/* Fills a slot of `arena` from disk, from one of the job's roots; `done` as the engine answered. */
+/* Fills a slot of `arena` from disk, from one of the job's roots, or, where its engine here does
+ * not answer, from another one that the plan names; `done` as the engine answered. */
 typedef void (*engine_loaded_fn)(void *arg, int rc, const char *text);
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg);

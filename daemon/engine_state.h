@@ -38,6 +38,8 @@ struct engine {
     uv_timer_t *watch;                   /* owned; runs while something is asked */
     struct conn *conn;
     uint32_t pid;
+    int greeted;        /* the child has said hello */
+    uint32_t stillborn; /* children in a row that did not */
     uint64_t next_request;
     struct engine_pending pending[ENGINE_PENDING_MAX];
     uint32_t asked; /* questions under way */
@@ -46,6 +48,8 @@ struct engine {
 
     /* Does it move? */
     uint64_t moved_ms, io_count, cpu_ticks, looked_ms;
+    uint64_t alone_ms; /* when it last moved by itself, not only its disk */
+    uint64_t sectors;  /* of its disk */
     int is_stuck;
     uint32_t stuck_count; /* in a row */
 };

@@ -2,16 +2,16 @@
 /*
  * Is a root stuck? A save may rightly take an hour, so that a question's age says nothing. What
  * says something is that the engine was asked and neither reads, writes nor computes: the counters
- * of /proc/PID/io and its processor time stand still. After deadlines.root of that the root is
- * stuck.
+ * of /proc/PID/io and its processor time stand still, nor does its disk move anything while it
+ * waits for it. After deadlines.root of that the root is stuck.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/engine_life.h"
 #include "daemon/engine_state.h"
 
 #define WATCH_DEADLINE_MS 60000u /* of roots of no job (a submit looks at one) */
@@ -21,6 +21,10 @@
 #define WATCH_PAUSE_MAX   300000u /* still soon after somebody mended it */
 #define WATCH_FORMER_MAX  4u      /* children that cannot die; no more are put beside them */
 #define WATCH_BUSY_SHARE  20u     /* 1/20 of the time on a processor is work; less are timers */
+/* So many deadlines long the disk's own movement counts for an engine that waits in the kernel: an
+ * fsync behind all that others have written takes minutes, what takes longer is a hang on a disk
+ * that others use. */
+#define WATCH_DISK_DEADLINES 10u
 
 static uint64_t watch_deadline_ms(const struct engine *engine)
 {
@@ -36,47 +40,6 @@ static uint64_t watch_deadline_ms(const struct engine *engine)
         }
     }
     return bl_time_scaled_ms(deadline == UINT64_MAX ? WATCH_DEADLINE_MS : (uint32_t)deadline);
-}
-
-/* Sum of the numbers behind the names of /proc/PID/io that count bytes. 0 when it cannot be read.
- */
-static uint64_t watch_io(uint32_t pid)
-{
-    char path[64], name[32];
-    uint64_t value, sum = 0;
-
-    snprintf(path, sizeof(path), "/proc/%u/io", pid);
-    FILE *file = fopen(path, "re");
-
-    while (file && fscanf(file, "%31[a-z_]: %" SCNu64 "\n", name, &value) == 2) {
-        sum += strcmp(name, "syscr") != 0 && strcmp(name, "syscw") != 0 ? value : 0;
-    }
-    if (file) {
-        fclose(file);
-    }
-    return sum;
-}
-
-static uint64_t watch_cpu_ticks(uint32_t pid)
-{
-    char path[64], text[1024];
-    unsigned long long user = 0, system = 0;
-
-    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
-    FILE *file = fopen(path, "re");
-    size_t bytes = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
-
-    if (file) {
-        fclose(file);
-    }
-    text[bytes] = 0;
-    const char *at = strrchr(text, ')'); /* behind the name, which may hold anything */
-
-    if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user,
-                      &system) != 2) {
-        return 0;
-    }
-    return user + system;
 }
 
 static void roots_tell(const struct engine *engine)
@@ -129,18 +92,23 @@ static void on_watch(uv_timer_t *timer)
         uv_timer_stop(timer);
         return;
     }
-    uint64_t io = watch_io(engine->pid), cpu = watch_cpu_ticks(engine->pid);
+    uint64_t io = engine_life_io(engine->pid), cpu = engine_life_cpu_ticks(engine->pid);
+    uint64_t sectors = engine_life_sectors(engine->path, "/proc/self/mountinfo", "/sys/dev/block");
     uint64_t gap = now - engine->looked_ms;
 
     if (gap > 3 * uv_timer_get_repeat(timer)) { /* we did not look: stopped, or the machine slept */
-        engine->moved_ms = now;
+        engine->moved_ms = engine->alone_ms = now;
     }
     uint64_t cpu_ms = (cpu - engine->cpu_ticks) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
 
     if (io != engine->io_count || (cpu > engine->cpu_ticks && cpu_ms * WATCH_BUSY_SHARE >= gap)) {
+        engine->moved_ms = engine->alone_ms = now;
+    } else if (sectors != engine->sectors && engine_life_waits(engine->pid) &&
+               now - engine->alone_ms < WATCH_DISK_DEADLINES * watch_deadline_ms(engine)) {
         engine->moved_ms = now;
     }
     engine->io_count = io;
+    engine->sectors = sectors;
     engine->cpu_ticks = cpu;
     engine->looked_ms = now;
     if (now - engine->moved_ms >= watch_deadline_ms(engine)) {
@@ -159,7 +127,7 @@ void engine_watch_begin(struct engine *engine)
         return;
     }
     if (!is_on) {
-        engine->moved_ms = engine->used_ms;
+        engine->moved_ms = engine->alone_ms = engine->used_ms;
     }
     engine->looked_ms = engine->used_ms;
     uv_timer_start(engine->watch, on_watch, every, every);
@@ -167,7 +135,7 @@ void engine_watch_begin(struct engine *engine)
 
 void engine_watch_moved(struct engine *engine)
 {
-    engine->moved_ms = daemon_now_ms();
+    engine->moved_ms = engine->alone_ms = daemon_now_ms();
 }
 
 void engine_watch_answered(struct engine *engine)

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "engine/engine.h"
 #include "wire/sock.h"
@@ -185,9 +186,10 @@ int main(int argc, char **argv)
     engine_process_kind(ENGINE_NICE_WRITER);
     engine.memory_bytes = options.memory_mib << 20;
     rc = engine_budget_check(engine.memory_bytes, &why);
+    rc = rc < 0 ? rc : BL_FAILPOINT("engine-begin");
     rc = rc < 0 ? rc : engine_start(&engine, &why);
     if (rc < 0) {
-        fprintf(stderr, "belay-engine: %s\n", why.text);
+        fprintf(stderr, "belay-engine: %s\n", why.text[0] != '\0' ? why.text : bl_strerror(rc));
         return 3;
     }
     wire_sock_init(&sock, options.fd);

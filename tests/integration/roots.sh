@@ -31,9 +31,10 @@ verify_both() {
     ROOT=$SHARED it_verify
 }
 
-# The engine of that root, of the head's daemon: the newest that said it started.
+# engine_of ROOT [NODE]: the engine of that root, of that node's daemon (the head's): the newest that
+# said it started.
 engine_of() {
-    it_events "$(cl_head)" | jq -rs --arg root "$1" \
+    it_events "${2:-$(cl_head)}" | jq -rs --arg root "$1" \
         '[.[] | select(.name == "ENGINE_STARTED" and .fields.root == $root)] | last.fields.pid'
 }
 
@@ -149,15 +150,62 @@ status_shows() {
     belay status >"$IT_DIR/out.log" 2>&1 # leaves with 1: somebody is needed
     grep -q "$1" "$IT_DIR/out.log"
 }
-# Every engine of that root is stopped as soon as it is there.
+# hang_for_ever ROOT [NODE]: every engine of that root is stopped as soon as it is there.
 hang_for_ever() {
     local pid last=
     while :; do
-        pid=$(engine_of "$1")
+        pid=$(engine_of "$1" "${2:-}")
         [ "$pid" = "$last" ] || [ "$pid" = null ] || kill -STOP "$pid" 2>/dev/null
         last=$pid
         sleep 0.02
     done
+}
+
+# One root hangs on the member only. Its ranks, which have to load from disk, load from the other
+# root, by the first plan.
+case_root_hangs_on_the_member() {
+    two_roots 10 10 2s
+    NODES=2
+    STEPS=200
+    it_begin 4 node0 node1
+    it_wait 20 "a save to both roots" both_saved
+    it_before
+    local pids last
+    mapfile -t pids < <(it_processes node1)
+    last=$(engine_of "$LOCAL" node1)
+    kill -KILL "${pids[@]}" 2>/dev/null
+    { wait "${CL_PID[node1]}"; } 2>/dev/null
+    CL_PID[node1]=
+    hang_for_ever "$LOCAL" node1 "$last" &
+    local helper=$!
+    IT_FAIL=disk-read:delay_150:0 it_node node1 # so slow that it is stopped before it has answered
+    it_wait 40 "recovery" it_recovered
+    kill "$helper" 2>/dev/null
+    [ "$(it_event_count ENGINE_STUCK ".fields.root == \"$LOCAL\"")" -ge 1 ] || it_fail "no engine hung on the member"
+    [ "$(it_event_count LOAD_ELSEWHERE ".fields.root == \"$SHARED\"")" -ge 1 ] ||
+        it_fail "nothing was loaded from the other root"
+    it_recoveries 1 1
+    it_end 60
+}
+
+# An engine that ends before it says hello: told of once, and started less and less often.
+case_engine_ends_at_once() {
+    two_roots 5 20
+    IT_FAIL=engine-begin:error:0
+    it_job 2
+    it_cluster node0
+    local from
+    belay run "$JOB_FILE" >"$IT_DIR/out.log" 2>&1 && it_fail "belay run began without an engine"
+    grep -q "the checkpoint engine failed" "$IT_DIR/out.log" || it_fail "not refused for that reason"
+    it_wait 10 "a first engine" died 1
+    from=$(date +%s%3N)
+    it_wait 10 "a fourth engine" died 4
+    # 200, 400 and 800 ms between them; a little less, as the first was seen late.
+    [ $(($(date +%s%3N) - from)) -ge 1000 ] || it_fail "started again and again"
+    [ "$(it_event_count ENGINE_LOST)" = 1 ] || it_fail "told of more than once"
+}
+died() {
+    [ "$(grep -c "^belay-engine: Input/output error" "$CL_DIR/node0/belayd.log")" -ge "$1" ]
 }
 
 # destroyed WHICH: stopped, one root is destroyed, everything is started anew from the other.
