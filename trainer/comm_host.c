@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The host communicator: listener, life of a communicator, and the exchange that moves all bytes.
- */
+/* The host communicator: listener and life of a communicator. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +9,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -110,16 +108,18 @@ static int take_memory(struct comm *c)
     c->addrs = calloc(world, sizeof *c->addrs);
     c->local_index = calloc(world, sizeof *c->local_index);
     c->links = calloc(world, sizeof *c->links);
-    c->polls = calloc(world + 1, sizeof *c->polls);
-    c->bounds = calloc(world + 1, sizeof *c->bounds);
-    c->parts = calloc(2 * world, sizeof *c->parts);
-    c->words = calloc(64 * world, sizeof *c->words);
-    if (c->addrs == NULL || c->local_index == NULL || c->links == NULL || c->polls == NULL ||
-        c->bounds == NULL || c->parts == NULL || c->words == NULL) {
+    c->shared = calloc(world, sizeof *c->shared);
+    c->busy = calloc(world, sizeof *c->busy);
+    if (c->addrs == NULL || c->local_index == NULL || c->links == NULL || c->shared == NULL ||
+        c->busy == NULL) {
         return -ENOMEM;
     }
     for (size_t i = 0; i < world; i++) {
-        c->links[i].fd = c->links[i].peer_bell = -1;
+        struct comm_link *link = &c->links[i];
+        link->fd = link->peer_bell = -1;
+        comm_queue_init(&link->sends);
+        comm_queue_init(&link->recvs);
+        comm_queue_init(&link->early);
     }
     return 0;
 }
@@ -137,6 +137,20 @@ static int take_peers(struct comm *c, const struct comm_peer *peers, struct bl_e
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     c->spin_us = cpus > 0 && c->local_count <= (uint64_t)cpus ? COMM_SPIN_US : 0;
     return 0;
+}
+
+static int make_everyone(struct comm *c, struct bl_errmsg *msg)
+{
+    uint32_t *ranks = calloc(c->world, sizeof *ranks);
+    if (ranks == NULL) {
+        return bl_err_code(msg, -ENOMEM, "communicator of %u ranks", c->world);
+    }
+    for (uint32_t i = 0; i < c->world; i++) {
+        ranks[i] = i;
+    }
+    int rc = comm_group_new(&c->everyone, c, ranks, c->world, msg);
+    free(ranks);
+    return rc;
 }
 
 int comm_new(struct comm **ret, struct comm_listener *listener, const struct comm_config *config,
@@ -159,12 +173,16 @@ int comm_new(struct comm **ret, struct comm_listener *listener, const struct com
     c->op_deadline_ms = config->op_deadline_ms;
     c->note = config->note;
     c->note_ctx = config->note_ctx;
-    c->shm_fd = -1;
+    c->early_bytes_max = config->early_bytes_max == 0 ? COMM_EARLY_BYTES : config->early_bytes_max;
+    c->shm_fd = c->epoll_fd = -1;
     int rc = take_memory(c);
     if (rc != 0) {
         bl_err_code(msg, rc, "communicator of %u ranks", config->world);
     } else {
         rc = take_peers(c, config->peers, msg);
+    }
+    if (rc == 0) {
+        rc = make_everyone(c, msg);
     }
     if (rc != 0) {
         comm_free(c);
@@ -181,7 +199,13 @@ int comm_connect(struct comm *comm, uint32_t deadline_ms, struct bl_errmsg *msg)
     if (rc == 0 && comm->world > 1) {
         rc = comm_join_all(comm, deadline_ns, msg);
     }
-    comm->broken = rc;
+    if (rc == 0) {
+        rc = comm_progress_open(comm, msg);
+    }
+    if (rc != 0) {
+        comm->broken = rc;
+        bl_err_code(&comm->why, rc, "communicator is not connected");
+    }
     return rc;
 }
 
@@ -197,16 +221,28 @@ int comm_is_aborted(const struct comm *comm)
     return atomic_load(&comm->aborted);
 }
 
+/* After an error the end must reach the peer now, and not behind bytes that it does not take. */
+static void link_close(const struct comm *c, struct comm_link *link)
+{
+    static const struct linger at_once = {.l_onoff = 1};
+    if (link->fd >= 0) {
+        if (c->broken != 0 || comm_is_aborted(c)) {
+            setsockopt(link->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+        }
+        close(link->fd);
+    }
+}
+
 void comm_free(struct comm *comm)
 {
     if (comm == NULL) {
         return;
     }
+    comm_group_free(comm->everyone);
+    comm_requests_free(comm);
     for (uint32_t i = 0; comm->links != NULL && i < comm->world; i++) {
         comm_shm_drop(&comm->links[i]);
-        if (comm->links[i].fd >= 0) {
-            close(comm->links[i].fd);
-        }
+        link_close(comm, &comm->links[i]);
     }
     if (comm->shm != NULL) {
         munmap(comm->shm, comm->shm_bytes);
@@ -214,13 +250,15 @@ void comm_free(struct comm *comm)
     if (comm->shm_fd >= 0) {
         close(comm->shm_fd);
     }
+    if (comm->epoll_fd >= 0) {
+        close(comm->epoll_fd);
+    }
     free(comm->addrs);
     free(comm->local_index);
     free(comm->links);
-    free(comm->polls);
-    free(comm->bounds);
-    free(comm->parts);
-    free(comm->words);
+    free(comm->shared);
+    free(comm->busy);
+    free(comm->channels);
     free(comm);
 }
 
@@ -237,276 +275,4 @@ uint32_t comm_world(const struct comm *comm)
 int comm_is_shared(const struct comm *comm, uint32_t peer)
 {
     return peer < comm->world && comm->links[peer].shared;
-}
-
-/* ---- the exchange ---- */
-
-static void flow_set(struct comm_flow *flow, const struct comm_part *part, uint64_t sequence)
-{
-    flow->frame.sequence = sequence;
-    flow->frame.bytes = part->bytes;
-    flow->data = part->data;
-    flow->total = part->bytes == 0 ? 0 : part->bytes + sizeof flow->frame;
-    flow->done = 0;
-}
-
-/* The next contiguous piece of a flow; its length. */
-static uint64_t flow_piece(struct comm_flow *flow, uint8_t **piece)
-{
-    uint64_t head = sizeof flow->frame;
-    if (flow->done < head) {
-        *piece = (uint8_t *)&flow->frame + flow->done;
-        return head - flow->done;
-    }
-    *piece = flow->data + (flow->done - head);
-    return flow->total - flow->done;
-}
-
-/* Bytes moved through the socket, 0 if it would block, negative if the peer is gone. */
-static int64_t socket_move(struct comm_link *link, struct comm_flow *flow, int sending)
-{
-    uint8_t *piece;
-    uint64_t bytes = flow_piece(flow, &piece);
-    struct iovec iov[2] = {{piece, bytes}, {NULL, 0}};
-    struct msghdr mh = {.msg_iov = iov, .msg_iovlen = 1};
-    if (sending && flow->done < sizeof flow->frame) { /* header and data in one packet */
-        iov[1] = (struct iovec){flow->data, flow->total - sizeof flow->frame};
-        mh.msg_iovlen = 2;
-    }
-    ssize_t n = sending ? sendmsg(link->fd, &mh, MSG_NOSIGNAL) : recvmsg(link->fd, &mh, 0);
-    if (n > 0) {
-        return n;
-    }
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-        return 0;
-    }
-    return BL_EPEER;
-}
-
-static int64_t ring_move(struct comm_link *link, struct comm_flow *flow, int sending)
-{
-    uint8_t *piece;
-    uint64_t bytes = flow_piece(flow, &piece);
-    uint64_t n =
-        sending ? comm_ring_write(link->tx, piece, bytes) : comm_ring_read(link->rx, piece, bytes);
-    if (n == 0 && link->eof) {
-        return BL_EPEER;
-    }
-    return (int64_t)n;
-}
-
-/* Moves what goes in one direction; 1 if something moved, 0, or an error. */
-static int flow_move(struct comm_link *link, struct comm_flow *flow, int sending, uint64_t sequence,
-                     uint64_t bytes)
-{
-    int moved = 0;
-    while (flow->done < flow->total) {
-        int64_t n =
-            link->shared ? ring_move(link, flow, sending) : socket_move(link, flow, sending);
-        if (n < 0) {
-            return (int)n;
-        }
-        if (n == 0) {
-            break;
-        }
-        uint64_t before = flow->done;
-        flow->done += (uint64_t)n;
-        moved = 1;
-        if (!sending && before < sizeof flow->frame && flow->done >= sizeof flow->frame &&
-            (flow->frame.sequence != sequence || flow->frame.bytes != bytes)) {
-            return BL_EPROTO;
-        }
-    }
-    if (moved && link->shared) {
-        comm_bell_ring(link);
-    }
-    return moved;
-}
-
-static int is_pending(const struct comm_flow *flow)
-{
-    return flow->done < flow->total;
-}
-
-/* One round over all pairs. *ret_open counts those not done. 1 if bytes moved, 0, or an error. */
-static int exchange_round(struct comm *c, uint32_t *ret_open, struct bl_errmsg *msg)
-{
-    int moved = 0;
-    uint32_t open = 0;
-    for (uint32_t k = 1; k < c->world; k++) {
-        uint32_t peer = (c->rank + k) % c->world;
-        struct comm_link *link = &c->links[peer];
-        uint64_t want = link->recv.total == 0 ? 0 : link->recv.total - sizeof link->recv.frame;
-        int rc = flow_move(link, &link->send, 1, 0, 0);
-        if (rc >= 0) {
-            moved |= rc;
-            rc = flow_move(link, &link->recv, 0, c->sequence, want);
-        }
-        if (rc == BL_EPROTO) {
-            return bl_err(msg, rc,
-                          "rank %u sent collective %llu of %llu bytes, expected %llu of %llu", peer,
-                          (unsigned long long)link->recv.frame.sequence,
-                          (unsigned long long)link->recv.frame.bytes,
-                          (unsigned long long)c->sequence, (unsigned long long)want);
-        }
-        if (rc < 0) {
-            return bl_err_code(msg, rc, "collective %llu: rank %u", (unsigned long long)c->sequence,
-                               peer);
-        }
-        moved |= rc;
-        open += is_pending(&link->send) || is_pending(&link->recv);
-    }
-    *ret_open = open;
-    return moved;
-}
-
-/* Whether a pair that goes through rings could move now. */
-static int can_ring_move(const struct comm_link *link)
-{
-    if (!link->shared) {
-        return 0;
-    }
-    if (is_pending(&link->recv) && atomic_load(&link->rx->head) != atomic_load(&link->rx->tail)) {
-        return 1;
-    }
-    return is_pending(&link->send) &&
-           atomic_load(&link->tx->head) - atomic_load(&link->tx->tail) < COMM_RING_BYTES;
-}
-
-static nfds_t fill_polls(struct comm *c)
-{
-    nfds_t count = 0;
-    c->polls[count++] = (struct pollfd){.fd = c->listener->bell[0], .events = POLLIN};
-    for (uint32_t i = 0; i < c->world; i++) {
-        struct comm_link *link = &c->links[i];
-        short events = 0;
-        if (is_pending(&link->recv)) {
-            events |= POLLIN | POLLRDHUP;
-        }
-        if (is_pending(&link->send)) {
-            events |= POLLOUT;
-        }
-        if (events != 0 && link->shared) {
-            events = POLLRDHUP;
-        }
-        if (events != 0 && !link->eof) {
-            c->polls[count++] = (struct pollfd){.fd = link->fd, .events = events};
-        }
-    }
-    return count;
-}
-
-/* After poll: a closed end on a pair that goes through rings is noted, the sockets of the others
- * tell by themselves. */
-static void note_ends(struct comm *c, nfds_t count)
-{
-    for (uint32_t i = 0; i < c->world; i++) {
-        struct comm_link *link = &c->links[i];
-        for (nfds_t k = 1; link->shared && !link->eof && k < count; k++) {
-            if (c->polls[k].fd == link->fd && c->polls[k].revents != 0) {
-                link->eof = 1;
-            }
-        }
-    }
-}
-
-static int deadline_error(struct comm *c, struct bl_errmsg *msg)
-{
-    for (uint32_t i = 0; i < c->world; i++) {
-        if (is_pending(&c->links[i].recv) || is_pending(&c->links[i].send)) {
-            return bl_err_code(msg, BL_EDEADLINE, "collective %llu waits for rank %u",
-                               (unsigned long long)c->sequence, i);
-        }
-    }
-    return BL_EDEADLINE;
-}
-
-/* Sleeps until something may move, the abort, or the deadline (0: none). */
-static int exchange_sleep(struct comm *c, uint64_t deadline_ns, struct bl_errmsg *msg)
-{
-    if (c->shm != NULL) {
-        atomic_store(&c->shm->sleeping, 1);
-    }
-    int timeout_ms = -1;
-    if (deadline_ns != 0) {
-        uint64_t now = bl_now_ns();
-        if (now >= deadline_ns) {
-            return deadline_error(c, msg);
-        }
-        uint64_t left_ms = (deadline_ns - now) / 1000000u + 1;
-        timeout_ms = left_ms > 1000000u ? 1000000 : (int)left_ms;
-    }
-    for (uint32_t i = 0; i < c->world; i++) {
-        if (can_ring_move(&c->links[i])) {
-            timeout_ms = 0;
-        }
-    }
-    nfds_t count = fill_polls(c);
-    int n = poll(c->polls, count, timeout_ms);
-    if (c->shm != NULL) {
-        atomic_store(&c->shm->sleeping, 0);
-    }
-    if (n > 0) {
-        note_ends(c, count);
-        if (c->polls[0].revents != 0) {
-            comm_bell_drain(c->listener);
-        }
-    }
-    return 0;
-}
-
-static int exchange_run(struct comm *c, struct bl_errmsg *msg)
-{
-    uint64_t deadline_ns =
-        c->op_deadline_ms == 0 ? 0 : bl_now_ns() + (uint64_t)c->op_deadline_ms * 1000000u;
-    uint64_t spin_until = 0;
-    for (;;) {
-        if (atomic_load(&c->aborted)) {
-            return bl_err_code(msg, BL_EABORTED, "collective %llu",
-                               (unsigned long long)c->sequence);
-        }
-        uint32_t open = 0;
-        int rc = exchange_round(c, &open, msg);
-        if (rc < 0 || open == 0) {
-            return rc < 0 ? rc : 0;
-        }
-        if (rc > 0) {
-            spin_until = 0;
-            continue;
-        }
-        uint64_t now = bl_now_ns();
-        if (spin_until == 0) {
-            spin_until = now + (uint64_t)c->spin_us * 1000u;
-        }
-        if (now < spin_until) {
-            continue;
-        }
-        rc = exchange_sleep(c, deadline_ns, msg);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-}
-
-int comm_exchange(struct comm *comm, const struct comm_part *sends, const struct comm_part *recvs,
-                  struct bl_errmsg *msg)
-{
-    static const struct comm_part nothing;
-    if (comm->broken != 0) {
-        return bl_err_code(msg, comm->broken, "communicator is broken");
-    }
-    comm->sequence++;
-    for (uint32_t i = 0; i < comm->world; i++) {
-        int self = i == comm->rank;
-        flow_set(&comm->links[i].send, self ? &nothing : &sends[i], comm->sequence);
-        flow_set(&comm->links[i].recv, self ? &nothing : &recvs[i], comm->sequence);
-    }
-    if (comm->note != NULL) {
-        comm->note(comm->note_ctx, comm->sequence, 1);
-    }
-    comm->broken = exchange_run(comm, msg);
-    if (comm->note != NULL && comm->broken == 0) {
-        comm->note(comm->note_ctx, comm->sequence, 0);
-    }
-    return comm->broken;
 }

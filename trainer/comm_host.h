@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of the host communicator; only comm_host*.c include this.
+ * Inside of the host communicator; only comm*.c include this.
  *
- *     comm_host.c       listener, life of a communicator, the exchange that moves all bytes
+ *     comm_host.c       listener, life of a communicator
  *     comm_host_join.c  the keyed handshake that makes the pairs
  *     comm_host_shm.c   rings in shared memory, doorbells
  *     comm_host_key.c   SipHash-2-4, by which a peer proves that it knows the key
- *     comm_ops.c        the collectives, on comm_exchange alone
+ *     comm_progress.c   the engine: moves the bytes of all pairs, spins, sleeps, tells of ends
+ *     comm_request.c    one message: queues, matching, early ones; point to point
+ *     comm_group.c      groups and the collectives that add nothing but integers
+ *     comm_sum.c        ordered sums of floats
+ *
+ * On a pair, each direction is a stream of messages, header (struct comm_frame) and bytes, in the
+ * order in which they were started. A message belongs to a channel: the tagged ones, or those of a
+ * group. The receiver reads a header, looks for the receive that was started for it and lets the
+ * bytes go to their place. Without one, a tagged message is kept (early); one of a collective stays
+ * where it is until this rank comes to that collective, or until it stands before a receive.
  *
  * Shared memory of a rank, a memfd opened by its peers as /proc/PID/fd/N:
  *
@@ -54,14 +63,34 @@ struct comm_listener {
 
 /* Header before the bytes of each message. */
 struct comm_frame {
-    uint64_t sequence, bytes;
+    uint64_t channel; /* COMM_TAGGED, or a group's */
+    uint64_t tag;     /* of a collective: its number in the group * COMM_STREAMS + stream */
+    uint64_t bytes;
 };
+#define COMM_TAGGED  0u
+#define COMM_STREAMS 2u /* within a collective, each in its own order */
 
-struct comm_flow { /* one direction of a pair within one exchange */
+struct comm_request {          /* one message, on its way out or in */
+    struct comm_request *next; /* in its queue, or spare */
+    struct comm_request *made; /* of point to point: all that were ever made */
     struct comm_frame frame;
     uint8_t *data;
-    uint64_t total; /* frame and data; 0: nothing to do */
-    uint64_t done;
+    uint64_t done;  /* bytes moved; of a send with its header */
+    uint32_t *open; /* counted down when done; may be NULL */
+    uint32_t peer;
+    uint8_t is_done;
+    uint8_t is_wanted; /* the call that runs waits for it */
+    uint8_t is_early;
+};
+
+struct comm_queue {
+    struct comm_request *first, **last;
+};
+
+enum comm_stuck {
+    COMM_MOVES = 0,
+    COMM_AHEAD, /* the peer is in a collective that this rank comes to */
+    COMM_FULL   /* it does not fit in early_bytes_max */
 };
 
 struct comm_link {             /* the pair with one peer */
@@ -72,8 +101,33 @@ struct comm_link {             /* the pair with one peer */
     uint64_t peer_shm_bytes;
     struct comm_ring *tx, *rx; /* tx lies in the peer's memory, rx in ours */
     int peer_bell;             /* the peer's doorbell, or -1 */
-    struct comm_flow send, recv;
+    int can_read, can_write;   /* the socket did not say that it would block */
+    int is_busy;               /* in comm.busy */
+    enum comm_stuck is_stuck;  /* the message at the head has no receive and is not kept */
+    struct comm_queue sends;   /* the first one is on its way */
+    struct comm_queue recvs;   /* started, not done */
+    struct comm_queue early;   /* without a receive, their bytes are our own memory */
+    struct comm_frame in;      /* header of the message that comes in */
+    uint64_t in_bytes;         /* of that header so far */
+    struct comm_request *to;   /* where its bytes go; NULL: header not complete or not matched */
 };
+
+struct comm_group {
+    struct comm *comm;
+    uint32_t *ranks; /* count */
+    uint32_t count, me;
+    uint64_t channel;
+    uint64_t sequence;         /* of the newest collective */
+    uint32_t open;             /* messages of the running one that are not done */
+    struct comm_request *outs; /* count */
+    struct comm_request *ins;  /* count */
+    uint64_t *bounds;          /* count + 1; scratch of the collectives */
+    struct comm_part *parts;   /* 2 * count; the same */
+    uint64_t *words;           /* COMM_WORDS_MAX * count; the same */
+    struct comm_sum *sum;      /* memory of the sums of floats; NULL before the first */
+};
+
+#define COMM_WORDS_MAX 64u /* of one sum of integers */
 
 struct comm {
     struct comm_listener *listener; /* kept */
@@ -89,18 +143,29 @@ struct comm {
     struct comm_shm *shm;
     uint64_t shm_bytes;
     struct comm_link *links; /* world */
-    struct pollfd *polls;    /* world + 1 */
-    uint64_t *bounds;        /* world + 1; scratch of the collectives */
-    struct comm_part *parts; /* 2 * world; the same */
-    uint64_t *words;         /* 64 * world; the same */
-    uint64_t sequence;       /* of the newest collective */
+    int epoll_fd;            /* the sockets of all pairs, and the doorbell; -1 before the join */
+    uint32_t socket_count;   /* pairs whose bytes go through sockets */
+    uint32_t *shared;        /* peers whose bytes go through rings */
+    uint32_t shared_count;
+    uint32_t *busy; /* peers with something to move; a list in no order */
+    uint32_t busy_count, busy_first;
+    struct comm_group *everyone;
+    uint64_t *channels; /* of all groups that were ever made */
+    uint32_t channel_count;
+    struct comm_request *spare; /* to use again */
+    struct comm_request *made;
+    uint64_t early_bytes, early_bytes_max;
+    uint64_t calls; /* of the flight recorder */
     uint32_t spin_us;
     int broken; /* the first error; later calls return it */
+    struct bl_errmsg why;
     _Atomic int aborted;
 };
 
 /* SipHash-2-4 of `bytes` bytes under a 128-bit key (Aumasson and Bernstein, 2012). */
 uint64_t comm_siphash(const uint64_t key[2], const void *data, uint64_t bytes);
+
+/* ---- comm_host_shm.c ---- */
 
 /* Makes the own memory with a ring for each other rank of the node. */
 int comm_shm_make(struct comm *comm, struct bl_errmsg *msg);
@@ -119,5 +184,50 @@ void comm_bell_drain(struct comm_listener *listener);
 
 /* Sets up the pair with `peer`: by calling it (peer < rank), or by answering whoever calls. */
 int comm_join_all(struct comm *comm, uint64_t deadline_ns, struct bl_errmsg *msg);
+
+/* ---- comm_progress.c ---- */
+
+/* After the join: puts all pairs under the engine. */
+int comm_progress_open(struct comm *comm, struct bl_errmsg *msg);
+/* Moves bytes until is_over(ctx) says 1, or a negative error; is_over may start messages. The
+ * call's frame: refuses a broken communicator, tells the flight recorder, keeps the first error. */
+int comm_drive(struct comm *comm, int (*is_over)(void *ctx, struct bl_errmsg *msg), void *ctx,
+               struct bl_errmsg *msg);
+/* Notes that the pair with `peer` has something to move. */
+void comm_link_wake(struct comm *comm, uint32_t peer);
+/* Sends what goes at once to `peer`; an end shows in the next call. */
+void comm_link_push(struct comm *comm, uint32_t peer);
+/* Returns the communicator's first error with its text, or 0. */
+int comm_broken(const struct comm *comm, struct bl_errmsg *msg);
+/* Makes `rc` with the text `why` the first error, and returns it. */
+int comm_fail(struct comm *comm, int rc, const struct bl_errmsg *why, struct bl_errmsg *msg);
+
+/* ---- comm_request.c ---- */
+
+void comm_queue_init(struct comm_queue *queue);
+/* Starts a message: channel, tag, bytes, data, peer, open and is_wanted are set by the caller, and
+ * the request stays until it is done. */
+void comm_send_post(struct comm *comm, struct comm_request *request);
+BL_MUST_CHECK int comm_recv_post(struct comm *comm, struct comm_request *request,
+                                 struct bl_errmsg *msg);
+/* The header at the head of a link is complete: sets link->to, or link->is_stuck. */
+BL_MUST_CHECK int comm_link_match(struct comm *comm, uint32_t peer, struct bl_errmsg *msg);
+/* All bytes of link->to are there. */
+void comm_link_arrived(struct comm_link *link);
+/* Takes a message off its queue: it is done. */
+void comm_request_finish(struct comm_queue *queue, struct comm_request *request);
+void comm_requests_free(struct comm *comm);
+
+/* ---- comm_group.c ---- */
+
+/* A collective begins: the next number of the group. */
+void comm_group_begin(struct comm_group *group);
+/* Fills a message of the running collective; *open counts it. */
+void comm_group_message(struct comm_group *group, struct comm_request *request, uint32_t member,
+                        uint32_t stream, void *data, uint64_t bytes);
+
+/* ---- comm_sum.c ---- */
+
+void comm_sum_free(struct comm_sum *sum); /* NULL is fine */
 
 #endif

@@ -21,147 +21,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "trainer/comm.h"
+#include "tests/trainer/comm_world.h"
 #include "trainer/comm_host.h"
 
-#define WORLD_MAX  8
-#define JOIN_MS    20000
-#define SHORT_MS   300
-#define BIG_BYTES  (3u << 20) /* many times a ring */
-#define TEST_ALARM 120        /* seconds until a hang ends a test program */
-
-/* ---- a world of ranks ---- */
-
-struct world {
-    uint32_t size;
-    uint64_t key[2];
-    struct comm_listener *listeners[WORLD_MAX];
-    struct comm_peer peers[WORLD_MAX];
-};
-
-/* nodes: one letter a rank, "aab": equal letters share memory. */
-static void world_open(struct world *w, const char *nodes)
-{
-    static const char names[][2] = {"a", "b", "c", "d", "e", "f", "g", "h"};
-    struct bl_errmsg msg = {{0}};
-    memset(w, 0, sizeof *w);
-    w->size = (uint32_t)strlen(nodes);
-    w->key[0] = 11;
-    w->key[1] = 22;
-    for (uint32_t i = 0; i < w->size; i++) {
-        assert_int_equal(comm_listener_open(&w->listeners[i], NULL, &msg), 0);
-        w->peers[i].endpoint = comm_listener_endpoint(w->listeners[i]);
-        w->peers[i].node = names[nodes[i] - 'a'];
-    }
-}
-
-static void world_close(struct world *w)
-{
-    for (uint32_t i = 0; i < w->size; i++) {
-        comm_listener_close(w->listeners[i]);
-    }
-}
-
-static struct comm_config world_config(const struct world *w, uint32_t rank)
-{
-    return (struct comm_config){.rank = rank,
-                                .world = w->size,
-                                .generation = 1,
-                                .key = {w->key[0], w->key[1]},
-                                .peers = w->peers,
-                                .op_deadline_ms = JOIN_MS};
-}
-
-static int join_with(struct comm **ret, struct world *w, const struct comm_config *config,
-                     uint32_t deadline_ms)
-{
-    struct bl_errmsg msg = {{0}};
-    int rc = comm_new(ret, w->listeners[config->rank], config, &msg);
-    if (rc == 0) {
-        rc = comm_connect(*ret, deadline_ms, &msg);
-    }
-    return rc;
-}
-
-static int join(struct comm **ret, struct world *w, uint32_t rank)
-{
-    struct comm_config config = world_config(w, rank);
-    return join_with(ret, w, &config, JOIN_MS);
-}
-
-/* Returns 0 when all is well, else the line of what was not. */
-typedef int body_fn(struct world *w, uint32_t rank);
-#define CHECK(cond)                                                                                \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "rank %u: line %d: %s\n", rank, __LINE__, #cond);                      \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static void run_processes(const char *nodes, body_fn *body)
-{
-    struct world w;
-    pid_t pids[WORLD_MAX];
-    world_open(&w, nodes);
-    for (uint32_t i = 0; i < w.size; i++) {
-        pids[i] = fork();
-        assert_true(pids[i] >= 0);
-        if (pids[i] == 0) {
-            alarm(TEST_ALARM);
-            for (uint32_t k = 0; k < w.size; k++) {
-                if (k != i) {
-                    comm_listener_shut(w.listeners[k]);
-                }
-            }
-            _exit(body(&w, i));
-        }
-    }
-    world_close(&w);
-    for (uint32_t i = 0; i < strlen(nodes); i++) {
-        int status;
-        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
-        assert_int_equal(status, 0);
-    }
-}
-
-struct thread_rank {
-    struct world *world;
-    uint32_t rank;
-    body_fn *body;
-    int result;
-};
-
-static void *thread_main(void *arg)
-{
-    struct thread_rank *t = arg;
-    t->result = t->body(t->world, t->rank);
-    return NULL;
-}
-
-static void run_threads(const char *nodes, body_fn *body)
-{
-    struct world w;
-    pthread_t threads[WORLD_MAX];
-    struct thread_rank ranks[WORLD_MAX];
-    world_open(&w, nodes);
-    for (uint32_t i = 0; i < w.size; i++) {
-        ranks[i] = (struct thread_rank){&w, i, body, 1};
-        assert_int_equal(pthread_create(&threads[i], NULL, thread_main, &ranks[i]), 0);
-    }
-    for (uint32_t i = 0; i < w.size; i++) {
-        pthread_join(threads[i], NULL);
-        assert_int_equal(ranks[i].result, 0);
-    }
-    world_close(&w);
-}
+#define SHORT_MS  300
+#define BIG_BYTES (3u << 20) /* many times a ring */
 
 /* ---- collectives ---- */
-
-static uint8_t pattern(uint64_t i, uint32_t rank)
-{
-    return (uint8_t)(i * 31 + (i >> 9) + rank * 101);
-}
 
 static int check_allgather(struct comm *c, uint32_t rank, uint64_t share)
 {
@@ -380,36 +246,12 @@ static int lost_peer_body(struct world *w, uint32_t rank)
     return 0;
 }
 
-static void lost_peer(const char *nodes)
-{
-    struct world w;
-    pid_t pids[WORLD_MAX];
-    world_open(&w, nodes);
-    for (uint32_t i = 0; i < w.size; i++) {
-        pids[i] = fork();
-        if (pids[i] == 0) {
-            alarm(TEST_ALARM);
-            _exit(lost_peer_body(&w, i));
-        }
-    }
-    world_close(&w);
-    for (uint32_t i = 0; i < strlen(nodes); i++) {
-        int status;
-        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
-        if (i == 1) {
-            assert_true(WIFSIGNALED(status));
-        } else {
-            assert_int_equal(status, 0);
-        }
-    }
-}
-
 static void test_killed_peer_is_an_error_at_once(void **state)
 {
     (void)state;
-    lost_peer("abc");
-    lost_peer("aaa");
-    lost_peer("aab");
+    run_processes_but_one("abc", lost_peer_body, 1);
+    run_processes_but_one("aaa", lost_peer_body, 1);
+    run_processes_but_one("aab", lost_peer_body, 1);
 }
 
 static int deadline_body(struct world *w, uint32_t rank)
