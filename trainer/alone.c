@@ -50,6 +50,7 @@ struct alone_rank {
     const struct alone_group *group;
     uint32_t index;
     struct train_rank rank;
+    struct comm *comm; /* NULL in a world of one */
     struct train_report report;
     void *slots[2];
     uint64_t slot_bytes;
@@ -59,7 +60,7 @@ static int rank_join(struct alone_rank *a, struct bl_errmsg *msg)
 {
     const struct alone_group *g = a->group;
     if (g->world == 1) {
-        return 0;
+        return train_rank_join(&a->rank, NULL, msg);
     }
     const struct comm_config config = {
         .rank = a->index,
@@ -68,18 +69,25 @@ static int rank_join(struct alone_rank *a, struct bl_errmsg *msg)
         .key = {g->key[0], g->key[1]},
         .peers = g->peers,
         .op_deadline_ms = (uint32_t)bl_time_scaled_ms(ALONE_OP_MS),
+        .early_bytes_max = train_rank_early_bytes(&a->rank),
     };
-    int rc = comm_new(&a->rank.comm, g->listeners[a->index], &config, msg);
-    return rc != 0 ? rc
-                   : comm_connect(a->rank.comm, (uint32_t)bl_time_scaled_ms(ALONE_JOIN_MS), msg);
+    int rc = comm_new(&a->comm, g->listeners[a->index], &config, msg);
+    if (rc == 0) {
+        rc = train_rank_join(&a->rank, a->comm, msg);
+    }
+    return rc != 0 ? rc : comm_connect(a->comm, (uint32_t)bl_time_scaled_ms(ALONE_JOIN_MS), msg);
 }
 
 static int rank_open(struct alone_rank *a, struct bl_errmsg *msg)
 {
     const struct train_alone *how = a->group->how;
+    struct train_grid grid;
     int rc = train_rank_open(&a->rank, how->job, how->threads, msg);
     if (rc == 0) {
-        rc = train_rank_place(&a->rank, a->index, a->group->world, msg);
+        rc = train_grid_make(&grid, a->index, a->group->world, how->job->tp, how->job->pp, msg);
+    }
+    if (rc == 0) {
+        rc = train_rank_place(&a->rank, &grid, msg);
     }
     if (rc != 0) {
         return rc;
@@ -112,8 +120,9 @@ static void rank_close(struct alone_rank *a)
         fclose(a->rank.ledger);
         a->rank.ledger = NULL;
     }
-    comm_free(a->rank.comm);
-    a->rank.comm = NULL;
+    train_rank_leave(&a->rank);
+    comm_free(a->comm);
+    a->comm = NULL;
     for (int i = 0; i < 2; i++) {
         bl_mem_free(a->slots[i], a->slot_bytes);
     }
@@ -289,9 +298,10 @@ int train_alone_run(const struct train_alone *how)
 {
     struct bl_errmsg msg = {{0}};
     struct alone_group g = {.how = how, .world = how->ranks != 0 ? how->ranks : how->job->ranks};
-    if (g.world > ALONE_RANKS_MAX || g.world > how->job->lanes) {
-        bl_err(&msg, BL_ECONFIG, "%u ranks: at most one for each of %u lanes, and %u in all",
-               g.world, how->job->lanes, ALONE_RANKS_MAX);
+    uint32_t copy = how->job->tp * how->job->pp;
+    if (g.world > ALONE_RANKS_MAX || g.world > (uint64_t)how->job->lanes * copy) {
+        bl_err(&msg, BL_ECONFIG, "%u ranks: at most %u for each of %u lanes, and %u in all",
+               g.world, copy, how->job->lanes, ALONE_RANKS_MAX);
         complain(0, 1, &msg);
         return 2;
     }

@@ -57,9 +57,13 @@ int train_check_main(const char *job_path)
         return 2;
     }
     struct train_rank rank;
+    struct train_grid grid;
     int rc = train_rank_open(&rank, job, 1, &msg);
     if (rc == 0) {
-        rc = train_rank_place(&rank, 0, job->ranks, &msg);
+        rc = train_grid_make(&grid, 0, job->ranks, job->tp, job->pp, &msg);
+    }
+    if (rc == 0) {
+        rc = train_rank_place(&rank, &grid, &msg);
     }
     if (rc == 0) {
         uint64_t digest; /* reads every token once */

@@ -8,7 +8,11 @@
  *     train_step_apply      AdamW from the slot of step n - 1 into the slot of step n; cannot fail
  *     train_step_gather     everybody's new weights into the working buffer
  *
- * The bits of all results are functions of job, data and step: not of rank, world or threads.
+ * The bits of all results are functions of job, data and step: not of rank, world, stages, ZeRO
+ * stage or threads. tp is part of the job.
+ *
+ * Life: train_rank_open; for each generation train_rank_place (memory, what is owned), then
+ * train_rank_join with the generation's communicator, steps, train_rank_leave; train_rank_close.
  */
 #ifndef TRAINER_STEP_H
 #define TRAINER_STEP_H
@@ -21,28 +25,48 @@
 #include "kernels/kern.h"
 #include "trainer/comm.h"
 #include "trainer/data.h"
+#include "trainer/fetch.h"
+#include "trainer/gather.h"
+#include "trainer/grid.h"
+#include "trainer/lane_rounds.h"
 #include "trainer/lane_sum.h"
 #include "trainer/model.h"
+#include "trainer/norm.h"
+#include "trainer/pipeline.h"
 #include "trainer/shard.h"
+#include "trainer/stage.h"
 
 struct train_rank {
     const struct bl_job *job; /* kept */
+    uint32_t threads;
     struct kern_pool *pool;
-    struct train_model *model;
+    struct train_model *model; /* until train_rank_place: the table alone, of the first tp rank */
     struct train_data *data;
-    float *params; /* working buffer: all weights of the newest gathered step */
-    uint64_t params_bytes;
-    int32_t *tokens, *targets; /* [micro_batch, seq_len] */
-    double *block_sums;        /* one for each block of the flat buffer */
-    double *losses;            /* of lanes or of evaluation batches */
-    uint32_t micro_batches;    /* of a lane in one step */
-    FILE *ledger;              /* "step lane sample" lines; NULL: none; owned by the caller */
-    /* Of the present generation: */
-    struct comm *comm; /* borrowed; NULL in a world of one without peers */
+    double *losses;         /* of lanes or of evaluation batches */
+    uint32_t micro_batches; /* of a lane in one step */
+    FILE *ledger;           /* "step lane sample" lines; NULL: none; owned by the caller */
+    /* Of the present place: */
+    struct train_grid grid;
+    struct train_part part;
+    struct train_pipeline pipeline; /* the order of a step's passes */
     struct train_shard shard;
-    struct lane_sum *sum;
-    uint64_t *gather_bounds, *block_bounds; /* bytes; world + 1 entries */
+    struct train_stage *stage;
+    struct lane_sum *sum;       /* one of the two; neither: no place yet */
+    struct lane_rounds *rounds; /* ZeRO 2 and 3, where no whole gradients are needed */
+    struct train_fetch fetch;   /* ZeRO 3 on one stage, else zeros */
+    struct train_norm norm;
+    struct train_gather gather;
+    float *params; /* working buffer: the part's weights of the newest gathered step; NULL with
+                      `fetch` */
+    uint64_t params_bytes;
+    /* Of the present generation; groups are NULL where there is one member: */
+    struct comm *comm; /* borrowed; NULL in a world of one without peers */
+    struct comm_group *tp, *dp, *plane;
 };
+
+/* The reduced gradient of what the rank owns, from train_step_gradient to the next one: elements
+ * [shard.own_lo, own_hi) of the local order. */
+float *train_rank_slice(struct train_rank *rank);
 
 struct train_step_result {
     uint64_t step;
@@ -53,16 +77,31 @@ struct train_step_result {
     float grad_scale; /* 1 / tokens times the clip factor */
 };
 
-/* Opens data, model and buffers for a job. `rank` is caller's memory, ended by train_rank_close,
- * also after an error. BL_ECONFIG for a job that cannot work; -ENOMEM. `threads` 0: the job's. */
+/* Opens data and checks the model for a job. `rank` is caller's memory, ended by
+ * train_rank_close, also after an error. BL_ECONFIG for a job that cannot work; -ENOMEM. `threads`
+ * 0: the job's. */
 BL_MUST_CHECK int train_rank_open(struct train_rank *rank, const struct bl_job *job,
                                   uint32_t threads, struct bl_errmsg *msg);
 void train_rank_close(struct train_rank *rank);
 
-/* Becomes rank `index` of `world`: cuts the state, takes the gradient buffers. Keeps what it has
- * when nothing changed. Sets no communicator. */
-BL_MUST_CHECK int train_rank_place(struct train_rank *rank, uint32_t index, uint32_t world,
+/* Becomes the grid's rank: takes its part of the model, cuts the state, takes the buffers. Keeps
+ * what it has when nothing changed. Not while joined. */
+BL_MUST_CHECK int train_rank_place(struct train_rank *rank, const struct train_grid *grid,
                                    struct bl_errmsg *msg);
+
+/* Bytes for comm_config.early_bytes_max of a placed rank. */
+uint64_t train_rank_early_bytes(const struct train_rank *rank);
+
+/* Takes the groups of a placed rank; `comm` (NULL in a world of one) need not be connected yet. It
+ * is borrowed until train_rank_leave, which comes before comm_free. -ENOMEM. */
+BL_MUST_CHECK int train_rank_join(struct train_rank *rank, struct comm *comm,
+                                  struct bl_errmsg *msg);
+void train_rank_leave(struct train_rank *rank); /* one that did not join is fine */
+
+/* Makes each rank's losses everybody's: the `count` first, of which each is zero on all ranks but
+ * one. */
+BL_MUST_CHECK int train_share_losses(struct train_rank *rank, uint32_t count,
+                                     struct bl_errmsg *msg);
 
 /* BL_ENUMERIC with a text when the norm is not finite: then the step must not be voted. Errors of
  * the communicator as they are. */
@@ -74,7 +113,8 @@ void train_step_apply(struct train_rank *rank, const struct train_step_result *s
                       const void *from, void *to);
 
 /* Fills rank->params with the weights that all ranks' slots hold. Errors of the communicator; then
- * rank->params is undefined until the next gather. */
+ * rank->params is undefined until the next gather. With ZeRO 3 on one stage only notes the slot,
+ * which must stay until the next call: passes take weights from it. */
 BL_MUST_CHECK int train_step_gather(struct train_rank *rank, const void *slot,
                                     struct bl_errmsg *msg);
 

@@ -76,6 +76,8 @@ static int name_extents(struct life *life, struct bl_errmsg *msg)
                                              .flat_lo = e->flat_lo,
                                              .flat_hi = e->flat_hi};
             memcpy(desc.shape, t->shape, t->dims * sizeof desc.shape[0]);
+            memcpy(desc.box_lo, t->lo, t->dims * sizeof desc.box_lo[0]);
+            memcpy(desc.box_hi, t->hi, t->dims * sizeof desc.box_hi[0]);
             int rc = belay_tensor(life->belay, &desc, NULL);
             if (rc != 0) {
                 return belay_fail(life, rc, name, msg);
@@ -88,7 +90,13 @@ static int name_extents(struct life *life, struct bl_errmsg *msg)
 
 static int load_state(struct life *life, struct bl_errmsg *msg)
 {
-    int rc = train_rank_place(&life->rank, life->plan.rank, life->plan.world, msg);
+    const struct belay_plan *plan = &life->plan;
+    struct train_grid grid; /* a plan that does not say has the job's layout */
+    int rc = train_grid_make(&grid, plan->rank, plan->world, plan->tp ? plan->tp : life->job->tp,
+                             plan->pp ? plan->pp : life->job->pp, msg);
+    if (rc == 0) {
+        rc = train_rank_place(&life->rank, &grid, msg);
+    }
     if (rc == 0) {
         rc = name_extents(life, msg);
     }
@@ -138,6 +146,7 @@ static int join_peers(struct life *life, struct bl_errmsg *msg)
         .key = {plan->comm_key[0], plan->comm_key[1]},
         .peers = life->peers,
         .op_deadline_ms = op_ms < UINT32_MAX ? (uint32_t)op_ms : UINT32_MAX,
+        .early_bytes_max = train_rank_early_bytes(&life->rank),
         .note = note_collective,
         .note_ctx = life,
     };
@@ -146,14 +155,14 @@ static int join_peers(struct life *life, struct bl_errmsg *msg)
         return rc;
     }
     train_watcher_guard(&life->watcher, life->comm);
-    life->rank.comm = life->comm;
-    return comm_connect(life->comm, plan->load_deadline_ms, msg);
+    rc = train_rank_join(&life->rank, life->comm, msg);
+    return rc != 0 ? rc : comm_connect(life->comm, plan->load_deadline_ms, msg);
 }
 
 static void leave_peers(struct life *life)
 {
     train_watcher_guard(&life->watcher, NULL);
-    life->rank.comm = NULL;
+    train_rank_leave(&life->rank);
     comm_free(life->comm);
     life->comm = NULL;
 }

@@ -29,11 +29,15 @@
 #define SLOT_BYTES      (1u << 20)
 #define POLL_US         500
 
+#define NO_RANK UINT32_MAX /* a spare */
+
 enum fake_state { FAKE_FREE, FAKE_STARTED, FAKE_PARKED, FAKE_READY, FAKE_LEAVING, FAKE_LEFT };
 
 struct fake_extent {
     char name[128];
     uint64_t flat_lo, flat_hi, offset;
+    uint64_t width;        /* of the logical tensor */
+    uint64_t lo[2], hi[2]; /* box */
 };
 
 struct fake_arena { /* what one rank holds in one generation */
@@ -56,7 +60,8 @@ struct fake_shared {
     pthread_mutex_t lock; /* robust, of all below */
     uint64_t called;      /* newest generation that was opened */
     uint64_t planned, running;
-    uint32_t world[GENERATIONS_MAX];
+    uint32_t tp, pp; /* the job's */
+    uint32_t world[GENERATIONS_MAX], stages[GENERATIONS_MAX];
     uint64_t source[GENERATIONS_MAX]; /* generation whose arenas hold the plan's step; 0: fresh */
     uint64_t step[GENERATIONS_MAX];   /* the plan's */
     uint64_t result_step;
@@ -111,14 +116,18 @@ static struct fake_arena *arena_of(uint64_t generation, uint32_t rank)
     return &shared->arenas[generation % GENERATIONS_MAX][rank];
 }
 
-/* Parks and waits for a plan. Under lock. */
-static void take_plan(struct belay *b, struct belay_plan *plan)
+/* Parks and waits for a plan. BELAY_ESTOPPED for a spare when the run is over. Under lock. */
+static int take_plan(struct belay *b, struct belay_plan *plan)
 {
     struct fake_proc *p = b->proc;
     uint64_t count;
     p->state = FAKE_PARKED;
     p->generation = shared->called;
-    while (shared->planned <= b->generation || shared->planned < shared->called) {
+    while (shared->planned <= b->generation || shared->planned < shared->called ||
+           p->rank == NO_RANK) {
+        if (shared->done) {
+            return BELAY_ESTOPPED;
+        }
         p->generation = shared->called;
         doze();
     }
@@ -131,7 +140,7 @@ static void take_plan(struct belay *b, struct belay_plan *plan)
     memset(plan, 0, sizeof *plan);
     for (uint32_t i = 0; i < FAKE_PROCS_MAX; i++) {
         const struct fake_proc *q = &shared->procs[i];
-        if (q->state != FAKE_FREE) {
+        if (q->state != FAKE_FREE && q->rank != NO_RANK) {
             b->peers[q->rank] = (struct belay_peer){q->endpoint, q->rank % 2 ? "b" : "a", i};
         }
     }
@@ -142,9 +151,12 @@ static void take_plan(struct belay *b, struct belay_plan *plan)
                                 .fresh = shared->source[g] == 0,
                                 .rank = p->rank,
                                 .world = shared->world[g],
+                                .tp = shared->tp,
+                                .pp = shared->stages[g],
                                 .load_deadline_ms = 20000,
                                 .comm_key = {g, 99},
                                 .peers = b->peers};
+    return 0;
 }
 
 int belay_is_supervised(void)
@@ -158,18 +170,18 @@ int belay_join(const struct belay_config *config, struct belay **job, struct bel
     b->proc = &shared->procs[fake_self];
     lock();
     snprintf(b->proc->endpoint, sizeof b->proc->endpoint, "%s", config->endpoint);
-    take_plan(b, plan);
+    int rc = take_plan(b, plan);
     unlock();
     *job = b;
-    return 0;
+    return rc;
 }
 
 int belay_next(struct belay *b, struct belay_plan *plan)
 {
     lock();
-    take_plan(b, plan);
+    int rc = take_plan(b, plan);
     unlock();
-    return 0;
+    return rc;
 }
 
 int belay_tensor(struct belay *b, struct belay_tensor_desc *desc, void *ptr)
@@ -182,6 +194,11 @@ int belay_tensor(struct belay *b, struct belay_tensor_desc *desc, void *ptr)
     snprintf(e->name, sizeof e->name, "%s", desc->name);
     e->flat_lo = desc->flat_lo;
     e->flat_hi = desc->flat_hi;
+    e->width = desc->dims == 2 ? desc->shape[1] : 1;
+    for (uint32_t i = 0; i < 2; i++) {
+        e->lo[i] = i < desc->dims ? desc->box_lo[i] : 0;
+        e->hi[i] = i < desc->dims ? desc->box_hi[i] : 1;
+    }
     e->offset = before == NULL ? 0 : before->offset + (before->flat_hi - before->flat_lo) * 4;
     e->offset = (e->offset + 63) / 64 * 64;
     assert_true(e->offset + (e->flat_hi - e->flat_lo) * 4 <= SLOT_BYTES);
@@ -199,19 +216,28 @@ static const uint8_t *sealed_slot(const struct fake_arena *a, uint64_t step)
     return NULL;
 }
 
-/* Copies what the arenas of the source generation hold of one extent; elements copied. */
+/* The same part of the same tensor, but for the range. */
+static int is_same_box(const struct fake_extent *a, const struct fake_extent *b)
+{
+    return strcmp(a->name, b->name) == 0 && memcmp(a->lo, b->lo, sizeof a->lo) == 0 &&
+           memcmp(a->hi, b->hi, sizeof a->hi) == 0;
+}
+
+/* Copies what the arenas of the source generation hold of one extent; elements copied. Equal
+ * replicas hold everything: the first is enough. */
 static uint64_t fill_extent(const struct fake_extent *want, uint8_t *to, uint64_t source,
                             uint64_t step)
 {
     uint64_t copied = 0;
-    for (uint32_t r = 0; r < shared->world[source]; r++) {
+    uint64_t wanted = want->flat_hi - want->flat_lo;
+    for (uint32_t r = 0; copied < wanted && r < shared->world[source]; r++) {
         const struct fake_arena *a = arena_of(source, r);
         const uint8_t *from = sealed_slot(a, step);
         for (uint32_t i = 0; from != NULL && i < a->extent_count; i++) {
             const struct fake_extent *e = &a->extents[i];
             uint64_t lo = e->flat_lo > want->flat_lo ? e->flat_lo : want->flat_lo;
             uint64_t hi = e->flat_hi < want->flat_hi ? e->flat_hi : want->flat_hi;
-            if (lo < hi && strcmp(e->name, want->name) == 0) {
+            if (lo < hi && is_same_box(e, want)) {
                 memcpy(to + want->offset + (lo - want->flat_lo) * 4,
                        from + e->offset + (lo - e->flat_lo) * 4, (hi - lo) * 4);
                 copied += hi - lo;
@@ -438,31 +464,35 @@ static uint64_t newest_state(uint64_t below, uint64_t *ret_step)
 /* Plans and starts generations when everybody is where he should be. Under lock. */
 static void lead(void)
 {
-    uint32_t live = 0, parked = 0, ready = 0, leaving = 0;
+    uint32_t live = 0, parked = 0, ready = 0, leaving = 0, members = 0;
     for (uint32_t i = 0; i < FAKE_PROCS_MAX; i++) {
         const struct fake_proc *p = &shared->procs[i];
         live += p->state != FAKE_FREE;
+        members += p->state != FAKE_FREE && p->rank != NO_RANK;
         parked += p->state == FAKE_PARKED && p->generation == shared->called;
         ready += p->state == FAKE_READY;
         leaving += p->state == FAKE_LEAVING || p->state == FAKE_LEFT;
     }
     uint64_t g = shared->called;
     if (shared->planned < g && parked == live) {
-        uint32_t rank = 0;
+        uint32_t rank = 0, most = live / shared->tp;
         shared->source[g] = newest_state(g, &shared->step[g]);
-        shared->world[g] = live;
+        shared->stages[g] = shared->pp < most ? shared->pp : most;
+        uint32_t copy = shared->tp * shared->stages[g];
+        shared->world[g] = live / copy * copy;
         for (uint32_t i = 0; i < FAKE_PROCS_MAX; i++) {
             if (shared->procs[i].state != FAKE_FREE) {
-                shared->procs[i].rank = rank++;
+                shared->procs[i].rank = rank < shared->world[g] ? rank : NO_RANK;
                 shared->procs[i].voted = 0;
+                rank++;
             }
         }
         shared->result_step = shared->vote_flags = 0;
         shared->planned = g;
-    } else if (shared->planned == g && shared->running < g && ready == live) {
+    } else if (shared->planned == g && shared->running < g && ready == members) {
         shared->running = g;
     }
-    shared->done = shared->done || (live > 0 && leaving == live);
+    shared->done = shared->done || (live > 0 && shared->planned == g && leaving == members);
 }
 
 /* Notes who ended; returns how many are left. */
@@ -516,15 +546,42 @@ static void kill_when_sealed(const struct fake_run *run, int *killed)
     }
 }
 
+/* Elements of an extent, row by row of the logical tensor. */
+static void add_extent(const struct fake_extent *e, const uint8_t *slot,
+                       struct bl_state_digest *digest)
+{
+    uint64_t width = e->hi[1] - e->lo[1];
+    for (uint64_t at = e->flat_lo; at < e->flat_hi;) {
+        uint64_t column = at % width, row = e->lo[0] + at / width;
+        uint64_t n = width - column < e->flat_hi - at ? width - column : e->flat_hi - at;
+        bl_state_digest_add(digest, bl_xxh3(e->name, strlen(e->name)),
+                            row * e->width + e->lo[1] + column,
+                            slot + e->offset + (at - e->flat_lo) * 4, n, 4);
+        at += n;
+    }
+}
+
+/* Equal lists are of equal replicas, and count once. */
+static int is_repeated(uint64_t generation, uint32_t r)
+{
+    const struct fake_arena *a = arena_of(generation, r);
+    for (uint32_t k = 0; k < r; k++) {
+        const struct fake_arena *b = arena_of(generation, k);
+        if (a->extent_count == b->extent_count && a->extent_count != 0 &&
+            memcmp(a->extents, b->extents, a->extent_count * sizeof *a->extents) == 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 static void add_digest(uint64_t generation, uint64_t step, struct bl_state_digest *digest)
 {
     for (uint32_t r = 0; r < shared->world[generation]; r++) {
         const struct fake_arena *a = arena_of(generation, r);
         const uint8_t *slot = sealed_slot(a, step);
-        for (uint32_t i = 0; i < a->extent_count; i++) {
-            const struct fake_extent *e = &a->extents[i];
-            bl_state_digest_add(digest, bl_xxh3(e->name, strlen(e->name)), e->flat_lo,
-                                slot + e->offset, e->flat_hi - e->flat_lo, 4);
+        for (uint32_t i = 0; !is_repeated(generation, r) && i < a->extent_count; i++) {
+            add_extent(&a->extents[i], slot, digest);
         }
     }
 }
@@ -542,6 +599,8 @@ void fake_belay_run(const struct fake_run *run, struct fake_result *ret)
     pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&shared->lock, &attr);
     shared->called = 1;
+    shared->tp = run->tp != 0 ? run->tp : 1;
+    shared->pp = run->pp != 0 ? run->pp : 1;
     for (uint32_t i = 0; i < run->ranks; i++) {
         start_rank(run, i);
     }

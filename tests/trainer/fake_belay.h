@@ -18,6 +18,8 @@
 struct fake_run {
     const char *job_path;
     uint32_t ranks;     /* processes at the start */
+    uint32_t tp, pp;    /* the job's layout; 0: 1. What makes no copy of the model waits as a spare;
+                           with fewer ranks than a copy pp shrinks to what there is */
     uint32_t respawn;   /* 1: a dead one is started again; 0: the others go on without it */
     const char *fail;   /* BELAY_FAIL of the ranks, or NULL */
     const char *once;   /* BELAY_FAIL_ONCE_DIR */

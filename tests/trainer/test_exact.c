@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The main promise of the trainer: the bits of a run do not depend on the number of ranks, of
- * threads, or on how ranks speak with each other.
+ * stages or of threads, on the ZeRO stage, on recomputation, or on how ranks speak with each other.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,93 +13,91 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "exact_run.h"
 #include "train_bench.h"
 
-struct variant {
-    uint32_t ranks, threads;
-    int nodes;
-};
+#define COUNT_OF(array) (sizeof(array) / sizeof *(array))
 
-/* `model` NULL: the bench's Llama. */
-static void one_digest_of(const struct bl_job_model *model, uint32_t lanes, uint32_t tied,
-                          const struct variant *variants, size_t count)
-{
-    struct train_bench bench;
-    char first[BL_STATE_DIGEST_TEXT_BYTES] = "", digest[BL_STATE_DIGEST_TEXT_BYTES];
-    static char first_losses[4096], losses[4096];
-    train_bench_open(&bench, lanes, tied);
-    if (model != NULL) {
-        bench.job.model = *model;
+#define LAYOUT(dp_, threads_, nodes_, pp_, interleave_, zero_)                                     \
+    {                                                                                              \
+        .dp = dp_, .threads = threads_, .nodes = nodes_, .pp = pp_, .interleave = interleave_,     \
+        .zero = zero_                                                                              \
     }
-    for (size_t i = 0; i < count; i++) {
-        const struct train_alone how = {.job = &bench.job,
-                                        .ranks = variants[i].ranks,
-                                        .threads = variants[i].threads,
-                                        .nodes = variants[i].nodes,
-                                        .digest = 1};
-        train_bench_run(&how, digest, losses, sizeof losses);
-        printf("lanes %u ranks %u threads %u nodes %d: %s\n", lanes, how.ranks, how.threads,
-               how.nodes, digest);
-        if (i == 0) {
-            memcpy(first, digest, sizeof first);
-            memcpy(first_losses, losses, sizeof first_losses);
-        }
-        assert_string_equal(digest, first);
-        assert_string_equal(losses, first_losses);
+#define AGAIN(dp_, pp_, interleave_, recompute_)                                                   \
+    {                                                                                              \
+        .dp = dp_, .threads = 1, .pp = pp_, .interleave = interleave_, .zero = 1,                  \
+        .recompute = recompute_                                                                    \
     }
-    train_bench_close(&bench);
-}
 
-static void one_digest(uint32_t lanes, uint32_t tied, const struct variant *variants, size_t count)
-{
-    one_digest_of(NULL, lanes, tied, variants, count);
-}
-
-static const struct variant to_four[] = {{1, 1, 0}, {2, 2, 0}, {3, 1, 2}, {4, 1, 0}, {4, 3, 4}};
-static const struct variant to_seven[] = {{1, 3, 0}, {2, 1, 0}, {3, 1, 0}, {5, 1, 2}, {7, 1, 0}};
+static const struct exact_layout to_four[] = {LAYOUT(1, 1, 0, 1, 1, 1), LAYOUT(2, 2, 0, 1, 1, 1),
+                                              LAYOUT(3, 1, 2, 1, 1, 1), LAYOUT(4, 1, 0, 1, 1, 1),
+                                              LAYOUT(4, 3, 4, 1, 1, 1)};
+static const struct exact_layout to_seven[] = {LAYOUT(1, 3, 0, 1, 1, 1), LAYOUT(2, 1, 0, 1, 1, 1),
+                                               LAYOUT(3, 1, 0, 1, 1, 1), LAYOUT(5, 1, 2, 1, 1, 1),
+                                               LAYOUT(7, 1, 0, 1, 1, 1)};
 
 static void test_four_lanes_give_one_digest_for_all_ranks(void **state)
 {
     (void)state;
-    one_digest(4, 0, to_four, sizeof to_four / sizeof *to_four);
+    exact_compare(NULL, 4, 0, 2, to_four, COUNT_OF(to_four));
 }
 
 static void test_twelve_lanes_give_one_digest_for_all_ranks(void **state)
 {
     (void)state;
-    one_digest(12, 1, to_four, sizeof to_four / sizeof *to_four);
+    exact_compare(NULL, 12, 1, 2, to_four, COUNT_OF(to_four));
 }
 
 static void test_seven_lanes_give_one_digest_for_all_ranks(void **state)
 {
     (void)state;
-    one_digest(7, 1, to_seven, sizeof to_seven / sizeof *to_seven);
+    exact_compare(NULL, 7, 1, 2, to_seven, COUNT_OF(to_seven));
 }
 
 static void test_gpt2_gives_one_digest_for_all_ranks(void **state)
 {
     (void)state;
-    const struct bl_job_model gpt2 = {.arch = BL_ARCH_GPT2,
-                                      .layers = 2,
-                                      .dim = 36,
-                                      .hidden = 144,
-                                      .heads = 4,
-                                      .kv_heads = 4,
-                                      .vocab = 256,
-                                      .tied = 1,
-                                      .bias = 1,
-                                      .context = 24,
-                                      .rope_theta = 1,
-                                      .norm_eps = 1e-5};
-    one_digest_of(&gpt2, 12, 0, to_four, sizeof to_four / sizeof *to_four);
+    exact_compare(exact_gpt2(), 12, 0, 2, to_four, COUNT_OF(to_four));
 }
 
 /* More lanes than go into one message of losses, some ranks with several pieces. */
 static void test_many_lanes_give_one_digest_for_all_ranks(void **state)
 {
     (void)state;
-    static const struct variant variants[] = {{1, 1, 0}, {3, 1, 0}, {6, 1, 3}};
-    one_digest(70, 0, variants, sizeof variants / sizeof *variants);
+    static const struct exact_layout layouts[] = {
+        LAYOUT(1, 1, 0, 1, 1, 1), LAYOUT(3, 1, 0, 1, 1, 1), LAYOUT(6, 1, 3, 1, 1, 1)};
+    exact_compare(NULL, 70, 0, 2, layouts, COUNT_OF(layouts));
+}
+
+static void test_stages_and_zero_0_give_the_digest_of_one_rank(void **state)
+{
+    (void)state;
+    static const struct exact_layout layouts[] = {
+        LAYOUT(1, 1, 0, 1, 1, 1), LAYOUT(1, 1, 0, 2, 1, 1), LAYOUT(2, 1, 0, 2, 2, 0),
+        LAYOUT(3, 1, 0, 1, 1, 0), LAYOUT(1, 2, 5, 5, 1, 1), LAYOUT(2, 1, 2, 3, 1, 1)};
+    exact_compare(exact_llama(), 4, 0, 2, layouts, COUNT_OF(layouts));
+    exact_compare(exact_gpt2(), 7, 0, 1, layouts, COUNT_OF(layouts));
+}
+
+/* Lanes of one micro-batch, dealt round-robin, and of two. */
+static void test_zero_2_and_3_give_the_digest_of_one_rank(void **state)
+{
+    (void)state;
+    static const struct exact_layout layouts[] = {
+        LAYOUT(1, 1, 0, 1, 1, 1), LAYOUT(1, 1, 0, 1, 1, 3), LAYOUT(2, 1, 0, 1, 1, 2),
+        LAYOUT(3, 2, 3, 1, 1, 3), LAYOUT(4, 1, 0, 1, 1, 2), LAYOUT(2, 1, 0, 2, 1, 3)};
+    exact_compare(exact_gpt2(), 7, 0, 1, layouts, COUNT_OF(layouts));
+    exact_compare(NULL, 5, 0, 1, layouts, COUNT_OF(layouts) - 1);
+    exact_compare(exact_llama(), 5, 0, 2, layouts, COUNT_OF(layouts));
+}
+
+static void test_recomputation_changes_no_bit(void **state)
+{
+    (void)state;
+    static const struct exact_layout layouts[] = {
+        AGAIN(1, 1, 1, BL_RECOMPUTE_NONE), AGAIN(1, 1, 1, BL_RECOMPUTE_FULL),
+        AGAIN(2, 2, 2, BL_RECOMPUTE_SELECTIVE), AGAIN(1, 2, 2, BL_RECOMPUTE_FULL)};
+    exact_compare(exact_llama(), 4, 0, 2, layouts, COUNT_OF(layouts));
 }
 
 static void test_another_seed_gives_another_digest(void **state)
@@ -124,6 +122,9 @@ int main(void)
         cmocka_unit_test(test_seven_lanes_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_gpt2_gives_one_digest_for_all_ranks),
         cmocka_unit_test(test_many_lanes_give_one_digest_for_all_ranks),
+        cmocka_unit_test(test_stages_and_zero_0_give_the_digest_of_one_rank),
+        cmocka_unit_test(test_zero_2_and_3_give_the_digest_of_one_rank),
+        cmocka_unit_test(test_recomputation_changes_no_bit),
         cmocka_unit_test(test_another_seed_gives_another_digest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

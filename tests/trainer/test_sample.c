@@ -55,7 +55,9 @@ static void save_part(struct setup *s, struct ckpt_store *store, const struct ck
     struct ckpt_part_result result;
     uint32_t count;
     const struct train_tensor *tensors = train_model_tensors(s->model, &count);
-    assert_int_equal(train_shard_init(&shard, s->model, r, PARTS, &msg), 0);
+    struct train_grid grid;
+    assert_int_equal(train_grid_make(&grid, r, PARTS, 1, 1, &msg), 0);
+    assert_int_equal(train_shard_init(&shard, s->model, &grid, 1, &msg), 0);
     train_shard_layout(&shard);
     void *slot = calloc(1, shard.slot_bytes + 1);
     assert_non_null(slot);

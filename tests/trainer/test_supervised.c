@@ -29,7 +29,8 @@ struct setup {
     char digest[BL_STATE_DIGEST_TEXT_BYTES]; /* of the undisturbed run */
 };
 
-static void setup_open(struct setup *s)
+/* `ranks` and `layout` are lines of the job. */
+static void setup_layout(struct setup *s, uint32_t ranks, const char *layout)
 {
     struct bl_errmsg msg = {{0}};
     train_bench_open(&s->bench, 4, 0);
@@ -39,18 +40,28 @@ static void setup_open(struct setup *s)
     FILE *f = fopen(s->job_path, "we");
     assert_non_null(f);
     fprintf(f,
-            "name: fake\nrun_dir: run\nranks: 3\nlanes: 4\n"
+            "name: fake\nrun_dir: run\nranks: %u\nlanes: 4\n%s"
             "model: {layers: 2, dim: 32, hidden: 72, heads: 4, kv_heads: 2}\n"
             "data: {files: [text]}\n"
             "train: {global_batch: 8, micro_batch: 1, seq_len: 16, steps: %d, lr: 1e-2, "
             "warmup: 2, eval_every: 2}\n",
-            STEPS);
+            ranks, layout, STEPS);
     assert_int_equal(fclose(f), 0);
     if (bl_job_load(&s->bench.job, s->job_path, &msg) != 0) {
         fail_msg("%s", msg.text);
     }
-    const struct train_alone how = {.job = &s->bench.job, .ranks = 1, .digest = 1};
+    struct bl_job *job = &s->bench.job;
+    uint32_t pp = job->pp, zero = job->zero;
+    const struct train_alone how = {.job = job, .ranks = job->tp, .digest = 1};
+    job->pp = job->zero = 1;
     train_bench_run(&how, s->digest, NULL, 0);
+    job->pp = pp;
+    job->zero = zero;
+}
+
+static void setup_open(struct setup *s)
+{
+    setup_layout(s, 3, "");
 }
 
 static void run_and_compare(struct setup *s, struct fake_run *run, uint32_t deaths)
@@ -111,6 +122,59 @@ static void test_others_go_on_without_a_lost_rank(void **state)
     setup_open(&s);
     for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
         struct fake_run run = {.ranks = 4, .fail = fails[i]};
+        run_and_compare(&s, &run, 1);
+    }
+    train_bench_close(&s.bench);
+}
+
+/* Every failpoint on the ranks of two replicas of two stages; half of the runs without the one who
+ * died: then a replica is left, and its other rank a spare. */
+static void kill_in_grid(const char *layout)
+{
+    static const char *const fails[] = {"mid-load@1:kill:1",    "mid-gather@2:kill:1",
+                                        "mid-forward@3:kill:3", "mid-backward@0:kill:6",
+                                        "before-vote@1:kill:2", "voted-unapplied@2:kill:3",
+                                        "mid-apply@3:kill:3",   "mid-gather@0:kill:4"};
+    struct setup s;
+    setup_layout(&s, 4, layout);
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+        struct fake_run run = {.ranks = 4, .pp = 2, .respawn = i % 2, .fail = fails[i]};
+        run_and_compare(&s, &run, 1);
+    }
+    train_bench_close(&s.bench);
+}
+
+static void test_rank_of_a_pipeline_killed_at_any_failpoint_changes_no_bit(void **state)
+{
+    (void)state;
+    kill_in_grid("layout: {pp: 2}\n");
+}
+
+static void test_zero_0_replicas_of_a_pipeline_survive_kills(void **state)
+{
+    (void)state;
+    kill_in_grid("layout: {pp: 2, zero: 0}\n");
+}
+
+static void test_pipeline_is_cut_again_when_no_replica_fits(void **state)
+{
+    (void)state;
+    struct setup s;
+    setup_layout(&s, 2, "layout: {pp: 2}\n");
+    struct fake_run run = {.ranks = 2, .pp = 2, .fail = "mid-apply@1:kill:3"};
+    run_and_compare(&s, &run, 1);
+    train_bench_close(&s.bench);
+}
+
+static void test_zero_3_ranks_survive_kills(void **state)
+{
+    (void)state;
+    static const char *const fails[] = {"mid-forward@1:kill:1", "mid-backward@0:kill:2",
+                                        "mid-apply@2:kill:3", "mid-gather@1:kill:2"};
+    struct setup s;
+    setup_layout(&s, 3, "layout: {zero: 3}\n");
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+        struct fake_run run = {.ranks = 3, .respawn = i % 2, .fail = fails[i]};
         run_and_compare(&s, &run, 1);
     }
     train_bench_close(&s.bench);
@@ -229,6 +293,10 @@ int main(void)
         cmocka_unit_test(test_undisturbed_run_has_the_digest_of_a_run_alone),
         cmocka_unit_test(test_rank_killed_at_any_failpoint_changes_no_bit),
         cmocka_unit_test(test_others_go_on_without_a_lost_rank),
+        cmocka_unit_test(test_rank_of_a_pipeline_killed_at_any_failpoint_changes_no_bit),
+        cmocka_unit_test(test_zero_0_replicas_of_a_pipeline_survive_kills),
+        cmocka_unit_test(test_pipeline_is_cut_again_when_no_replica_fits),
+        cmocka_unit_test(test_zero_3_ranks_survive_kills),
         cmocka_unit_test(test_two_ranks_die_one_after_the_other),
         cmocka_unit_test(test_metrics_go_on_after_a_recovery_with_the_same_lines),
     };

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of a rank: what a job needs, what a place in the grid needs, what a generation needs.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/lanes.h"
+#include "base/mem.h"
+#include "trainer/step.h"
+
+/* ---- a job ---- */
+
+static int check_built(const struct bl_job *job, struct bl_errmsg *msg)
+{
+    if (job->train.reduction_fast) {
+        return bl_err(msg, BL_ENOTBUILT, "this trainer has train.reduction exact only");
+    }
+    if (job->tp != 1) {
+        return bl_err(msg, BL_ENOTBUILT, "this trainer has layout.tp 1 only");
+    }
+    return 0;
+}
+
+/* The table of tensor parallel rank t of the whole model. */
+static int new_table(struct train_model **ret, const struct bl_job *job, uint32_t t,
+                     struct bl_errmsg *msg)
+{
+    struct train_part part = TRAIN_PART_WHOLE;
+    part.tp = job->tp;
+    part.tp_rank = t;
+    part.recompute = job->train.recompute;
+    part.sequence = job->sequence;
+    return train_model_new_table(ret, &job->model, &part, job->train.seq_len,
+                                 job->train.micro_batch, 1, msg);
+}
+
+int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t threads,
+                    struct bl_errmsg *msg)
+{
+    memset(rank, 0, sizeof *rank);
+    rank->job = job;
+    int rc = check_built(job, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    uint32_t per_round = job->lanes * job->train.micro_batch;
+    if (per_round == 0 || job->train.global_batch % per_round != 0) {
+        return bl_err(msg, BL_ECONFIG,
+                      "train.global_batch %u is not a multiple of lanes %u x "
+                      "train.micro_batch %u",
+                      job->train.global_batch, job->lanes, job->train.micro_batch);
+    }
+    rank->micro_batches = job->train.global_batch / per_round;
+    threads = threads != 0 ? threads : job->threads;
+    rank->threads = threads != 0 ? threads : 1;
+    size_t losses = job->lanes > job->train.eval_batches ? job->lanes : job->train.eval_batches;
+    rank->losses = calloc(losses, sizeof *rank->losses);
+    if (rank->losses == NULL) {
+        return bl_err_code(msg, -ENOMEM, "losses");
+    }
+    rc = train_data_open(&rank->data, job, msg);
+    if (rc == 0) {
+        rc = kern_pool_new(&rank->pool, rank->threads, msg);
+    }
+    return rc == 0 ? new_table(&rank->model, job, 0, msg) : rc;
+}
+
+/* Gives back what the place needs; the model stays, so that there is always a table. */
+static void leave_place(struct train_rank *rank)
+{
+    train_stage_free(rank->stage);
+    rank->stage = NULL;
+    lane_sum_free(rank->sum);
+    lane_rounds_free(rank->rounds);
+    rank->sum = NULL;
+    rank->rounds = NULL;
+    train_fetch_close(&rank->fetch);
+    train_norm_close(&rank->norm);
+    train_gather_close(&rank->gather);
+    train_shard_close(&rank->shard);
+    train_pipeline_close(&rank->pipeline);
+    bl_mem_free(rank->params, rank->params_bytes);
+    rank->params = NULL;
+    rank->params_bytes = 0;
+}
+
+void train_rank_close(struct train_rank *rank)
+{
+    train_rank_leave(rank);
+    leave_place(rank);
+    free(rank->losses);
+    train_model_free(rank->model);
+    kern_pool_free(rank->pool);
+    train_data_close(rank->data);
+    memset(rank, 0, sizeof *rank);
+}
+
+/* ---- a place ---- */
+
+/* ZeRO 2 and 3 deal lanes round-robin where no whole gradient is needed. */
+static int has_rounds(const struct train_rank *rank)
+{
+    return rank->job->zero >= 2 && rank->grid.pp == 1 && rank->micro_batches == 1;
+}
+
+static int has_fetch(const struct train_rank *rank)
+{
+    return rank->job->zero == 3 && rank->grid.pp == 1;
+}
+
+/* The order of passes, and from it the model's part. */
+static int place_pipeline(struct train_rank *rank, struct train_part *part, struct bl_errmsg *msg)
+{
+    const struct bl_job *job = rank->job;
+    const struct train_grid *g = &rank->grid;
+    struct bl_lane_plan plan;
+    uint32_t chunks = train_grid_chunks(g, job->interleave, job->model.layers);
+    int rc = bl_lanes_plan(&plan, job->lanes, g->dp, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    uint32_t dealt = job->lanes / g->dp + (g->d < job->lanes % g->dp);
+    uint32_t lanes = has_rounds(rank) ? dealt : bl_lanes_load(&plan, g->d);
+    uint64_t micros = (uint64_t)lanes * rank->micro_batches;
+    bl_lanes_close(&plan);
+    if (micros > UINT32_MAX) {
+        return bl_err(msg, BL_ELIMIT, "%llu micro-batches of a replica in one step",
+                      (unsigned long long)micros);
+    }
+    rc = train_pipeline_make(&rank->pipeline, g->pp, g->p, chunks, (uint32_t)micros, 1, msg);
+    *part = (struct train_part){.tp = g->tp,
+                                .tp_rank = g->t,
+                                .pp = g->pp,
+                                .stage = g->p,
+                                .chunks = chunks,
+                                .sets = rank->pipeline.sets,
+                                .recompute = job->train.recompute,
+                                .sequence = job->sequence};
+    return rc;
+}
+
+static int place_model(struct train_rank *rank, const struct train_part *part,
+                       struct bl_errmsg *msg)
+{
+    const struct bl_job *job = rank->job;
+    struct train_model *model;
+    int rc = train_model_new_part(&model, &job->model, part, job->train.seq_len,
+                                  job->train.micro_batch, rank->threads, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    train_model_free(rank->model);
+    rank->model = model;
+    if (has_fetch(rank)) {
+        return 0;
+    }
+    rank->params_bytes = train_model_buffer_elems(model) * sizeof(float);
+    rank->params = bl_mem_alloc(rank->params_bytes);
+    return rank->params != NULL ? 0
+                                : bl_err_code(msg, -ENOMEM, "%llu bytes for weights",
+                                              (unsigned long long)rank->params_bytes);
+}
+
+static int place_stage(struct train_rank *rank, const struct train_part *part,
+                       struct bl_errmsg *msg)
+{
+    const struct bl_job *job = rank->job;
+    uint64_t tokens = (uint64_t)job->train.micro_batch * job->train.seq_len;
+    const struct train_stage_config config = {
+        .model = rank->model,
+        .grid = rank->grid,
+        .chunks = part->chunks,
+        .sets = part->sets,
+        .tokens = tokens,
+        .stream_elems = tokens / (part->sequence ? part->tp : 1) * job->model.dim};
+    return train_stage_new(&rank->stage, &config, msg);
+}
+
+/* What depends on how the other tensor parallel ranks' slices look. */
+static int place_slices(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    uint32_t tp = rank->grid.tp;
+    struct train_model **tables = calloc(tp, sizeof *tables);
+    uint64_t *flat = calloc(tp, sizeof *flat);
+    int rc =
+        tables == NULL || flat == NULL ? bl_err_code(msg, -ENOMEM, "tables of %u slices", tp) : 0;
+    for (uint32_t t = 0; rc == 0 && t < tp; t++) {
+        struct train_part part = rank->part;
+        part.tp_rank = t;
+        rc = train_model_new_table(&tables[t], &rank->job->model, &part, rank->job->train.seq_len,
+                                   rank->job->train.micro_batch, 1, msg);
+        flat[t] = rc == 0 ? train_model_flat_elems(tables[t]) : 0;
+    }
+    if (rc == 0) {
+        rc = train_norm_init(&rank->norm, &rank->shard, flat, msg);
+    }
+    if (rc == 0) {
+        rc = train_gather_init(&rank->gather, &rank->shard, tables, msg);
+    }
+    for (uint32_t t = 0; tables != NULL && t < tp; t++) {
+        train_model_free(tables[t]);
+    }
+    free(tables);
+    free(flat);
+    return rc;
+}
+
+static int take_place(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    const struct bl_job *job = rank->job;
+    int rc = place_pipeline(rank, &rank->part, msg);
+    if (rc == 0) {
+        rc = place_model(rank, &rank->part, msg);
+    }
+    if (rc == 0) {
+        rc = train_shard_init(&rank->shard, rank->model, &rank->grid, job->zero, msg);
+    }
+    if (rc == 0) {
+        rc = place_stage(rank, &rank->part, msg);
+    }
+    if (rc == 0) {
+        rc = place_slices(rank, msg);
+    }
+    if (rc == 0 && has_fetch(rank)) {
+        rc = train_fetch_init(&rank->fetch, &rank->shard, &rank->gather, msg);
+    }
+    if (rc == 0 && has_rounds(rank)) { /* last: they tell that there is a place */
+        rc = lane_rounds_new(&rank->rounds, &rank->shard, job->lanes, msg);
+    } else if (rc == 0) {
+        rc = lane_sum_new(&rank->sum, &rank->shard, job->lanes, rank->part.chunks, msg);
+    }
+    return rc;
+}
+
+static int has_place(const struct train_rank *rank)
+{
+    return rank->sum != NULL || rank->rounds != NULL;
+}
+
+int train_rank_place(struct train_rank *rank, const struct train_grid *grid, struct bl_errmsg *msg)
+{
+    BL_ASSERT(rank->comm == NULL);
+    if (has_place(rank) && memcmp(&rank->grid, grid, sizeof *grid) == 0) {
+        return 0;
+    }
+    leave_place(rank);
+    rank->grid = *grid;
+    int rc = take_place(rank, msg);
+    if (rc != 0) {
+        leave_place(rank);
+    }
+    return rc;
+}
+
+uint64_t train_rank_early_bytes(const struct train_rank *rank)
+{
+    return train_stage_early_bytes(rank->stage);
+}
+
+/* ---- a generation ---- */
+
+static int new_group(struct comm_group **ret, struct comm *comm, const uint32_t *ranks,
+                     uint32_t count, struct bl_errmsg *msg)
+{
+    return count == 1 ? 0 : comm_group_new(ret, comm, ranks, count, msg);
+}
+
+int train_rank_join(struct train_rank *rank, struct comm *comm, struct bl_errmsg *msg)
+{
+    const struct train_grid *g = &rank->grid;
+    BL_ASSERT(has_place(rank) && rank->comm == NULL);
+    if (comm == NULL) {
+        BL_ASSERT(g->world == 1);
+        return 0;
+    }
+    uint32_t *ranks = calloc(g->world, sizeof *ranks);
+    if (ranks == NULL) {
+        return bl_err_code(msg, -ENOMEM, "groups of %u ranks", g->world);
+    }
+    rank->comm = comm;
+    train_grid_tp_group(g, ranks);
+    int rc = new_group(&rank->tp, comm, ranks, g->tp, msg);
+    if (rc == 0) {
+        train_grid_dp_group(g, ranks);
+        rc = new_group(&rank->dp, comm, ranks, g->dp, msg);
+    }
+    if (rc == 0) {
+        for (uint32_t i = 0; i < g->dp * g->pp; i++) {
+            ranks[i] = train_grid_at(g, g->t, i % g->pp, i / g->pp);
+        }
+        rc = new_group(&rank->plane, comm, ranks, g->dp * g->pp, msg);
+    }
+    free(ranks);
+    return rc;
+}
+
+void train_rank_leave(struct train_rank *rank)
+{
+    comm_group_free(rank->tp);
+    comm_group_free(rank->dp);
+    comm_group_free(rank->plane);
+    rank->tp = rank->dp = rank->plane = NULL;
+    rank->comm = NULL;
+}
