@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/comm.h"
 #include "trainer/model_internal.h"
 
 /* Arrays start on 64 bytes. */
@@ -111,6 +112,23 @@ static void lay_out_scratch(struct train_model *model, struct model_layer_acts *
     model->dact = arena_take(cursor, n * f);
 }
 
+/* What tensor parallel ranks exchange. */
+static void lay_out_tp(struct train_model *model, struct arena_cursor *cursor)
+{
+    uint64_t n = model->rows, c = model->config.dim, tp = model->part.tp;
+    const uint64_t bound = sizeof *model->tp_bounds / sizeof(float);
+    const uint64_t part = sizeof *model->tp_parts / sizeof(float);
+    int sequence = model->part.sequence != 0;
+    if (tp == 1) {
+        return;
+    }
+    model->tp_bounds = (uint64_t *)(void *)arena_take(cursor, bound * (tp + 1));
+    model->tp_parts = (struct comm_part *)(void *)arena_take(cursor, 2 * part * tp);
+    model->whole = arena_take(cursor, sequence ? n * c : 0);
+    model->norm_parts = arena_take(cursor, sequence ? 2 * c : 0);
+    model->shared = arena_take(cursor, model->kv_sharers > 1 ? n * model->kv_dim + tp : 0);
+}
+
 /* Gives all arrays their places, and says how many bytes each kind takes. */
 static void lay_out(struct train_model *model, float *arena)
 {
@@ -118,10 +136,14 @@ static void lay_out(struct train_model *model, float *arena)
     struct model_layer_acts shared = {0};
     struct train_memory *memory = &model->memory;
     lay_out_scratch(model, &shared, &cursor);
+    lay_out_tp(model, &cursor);
     memory->scratch = cursor.used * sizeof(float);
     if (has_head(model)) {
         model->logits = arena_take(&cursor, (uint64_t)model->rows * model->vocab);
         model->losses = (double *)(void *)arena_take(&cursor, 2ULL * model->rows);
+        uint64_t others = model->part.tp > 1 ? (uint64_t)model->part.tp * model->rows : 0;
+        model->tops = arena_take(&cursor, others);
+        model->sums = (double *)(void *)arena_take(&cursor, 4 * others);
     }
     memory->logits = cursor.used * sizeof(float) - memory->scratch;
     for (uint32_t i = 0; i < model->part.sets; i++) {

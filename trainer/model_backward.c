@@ -7,26 +7,33 @@
 
 #include "base/failpoint.h"
 #include "trainer/model_internal.h"
+#include "trainer/model_tp.h"
 
 /* The head: of its weight, and of the norm's output into model->dnorm. The gradient of the logits
  * is there unless another set used their memory since. */
-static void head_backward(const struct model_pass *p)
+static int head_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     struct kern_matmul_shape shape = {m->rows, m->config.dim, m->vocab};
     const float *weight = model_head_weight(p);
     float *dweight = p->grads + (weight - p->weights);
+    int rc = 0;
     if (m->logits_set != p->flow->set) {
+        double loss;
         uint64_t tokens;
-        model_head_forward(p, weight, 1, &tokens);
+        rc = model_head_forward(p, weight, 1, &loss, &tokens, msg);
+    }
+    if (rc != 0) {
+        return rc;
     }
     kern_matmul_dw(p->pool, dweight, m->logits, p->set->norm, shape, p->add);
     kern_matmul_dx(p->pool, m->dnorm, m->logits, weight, shape, 0);
     m->logits_set = MODEL_NO_SET;
+    return 0;
 }
 
 /* The final norm: the stream's gradient begins here. */
-static void norm_backward(const struct model_pass *p)
+static int norm_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     const struct train_tensor *norm = &m->tensors[model_norm_index(m)];
@@ -34,7 +41,10 @@ static void norm_backward(const struct model_pass *p)
     uint64_t at = model_in_unit(m, norm);
     float *dbias = m->config.bias ? p->grads + model_in_unit(m, norm + 1) : NULL;
     memset(m->dx, 0, (size_t)m->stream_rows * m->config.dim * sizeof *m->dx);
-    model_backward_norm(p, p->grads + at, dbias, set->x, p->weights + at, set->mean, set->rstd);
+    int rc = model_tp_sum(p, m->dnorm, msg);
+    return rc != 0 ? rc
+                   : model_backward_norm(p, p->grads + at, dbias, set->x, p->weights + at,
+                                         set->mean, set->rstd, msg);
 }
 
 static int layer_backward(const struct model_pass *p, uint32_t layer, struct bl_errmsg *msg)
@@ -48,17 +58,23 @@ static int layer_backward(const struct model_pass *p, uint32_t layer, struct bl_
     return rc;
 }
 
-static void embed_backward(const struct model_pass *p)
+static int embed_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
+    const struct model_span *here = &m->span[MODEL_SPAN_VOCAB];
     uint32_t dim = m->config.dim;
-    if (model_is_gpt2(m)) {
+    const float *dx;
+    int rc = model_tp_whole_dx(p, &dx, msg);
+    if (rc == 0 && model_is_gpt2(m)) {
         float *positions = p->grads + model_in_unit(m, &m->tensors[1]);
-        kern_position_backward(p->pool, positions, m->dx, m->rows, dim, m->seq_len,
-                               m->config.context, p->add);
+        kern_position_backward(p->pool, positions, dx, m->rows, dim, m->seq_len, m->config.context,
+                               p->add);
     }
-    kern_embedding_backward(p->pool, p->grads, m->dx, p->flow->tokens, m->rows, dim, m->vocab,
-                            p->add);
+    if (rc == 0) {
+        kern_embedding_slice_backward(p->pool, p->grads, dx, p->flow->tokens, m->rows, dim,
+                                      here->lo, here->hi, p->add);
+    }
+    return rc;
 }
 
 /* A first micro-batch overwrites all: the gaps behind the unit's tensors too. */
@@ -85,13 +101,13 @@ static int unit_backward(const struct model_pass *p, uint32_t unit, struct bl_er
     const struct bl_job_model *c = &p->model->config;
     int rc = 0;
     if (unit == c->layers + 1 + (c->tied != 0)) {
-        head_backward(p);
+        rc = head_backward(p, msg);
     }
-    if (unit == c->layers + 1) {
-        norm_backward(p);
-    } else if (unit == 0) {
-        embed_backward(p);
-    } else if (unit <= c->layers) {
+    if (rc == 0 && unit == c->layers + 1) {
+        rc = norm_backward(p, msg);
+    } else if (rc == 0 && unit == 0) {
+        rc = embed_backward(p, msg);
+    } else if (rc == 0 && unit <= c->layers) {
         rc = layer_backward(p, unit - 1, msg);
     }
     if (rc == 0 && !p->add) {

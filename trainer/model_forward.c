@@ -4,8 +4,8 @@
  *
  *     unit 0            x = embed(tokens), GPT-2: + positions
  *     units 1 + L       x = layer L(x)                          (model_layer.c)
- *     unit layers + 1   norm(x), and with an untied head:  loss = cross_entropy(head(norm),
- * targets) unit layers + 2   the same with a tied head
+ *     unit layers + 1   norm(x), and an untied head: loss = cross_entropy(head(norm), targets)
+ *     unit layers + 2   a tied head
  *
  * A chunk without unit 0 begins with the stream that it is given, one without the last ends by
  * giving it on.
@@ -14,17 +14,39 @@
 
 #include "base/failpoint.h"
 #include "trainer/model_internal.h"
+#include "trainer/model_tp.h"
 
-static void embed_forward(const struct model_pass *p)
+/* The learned positions of the stream's rows, from row `first` on: a stretch for each sequence. */
+static void add_positions(const struct model_pass *p, float *x, const float *positions,
+                          uint32_t first)
 {
     const struct train_model *m = p->model;
-    uint32_t dim = m->config.dim;
-    float *x = p->set->layers[0].x;
-    kern_embedding_forward(p->pool, x, p->flow->tokens, p->weights, m->rows, dim);
-    if (model_is_gpt2(m)) {
-        const float *positions = p->weights + model_in_unit(m, &m->tensors[1]);
-        kern_position_forward(p->pool, x, positions, m->rows, dim, m->seq_len, 0);
+    for (uint32_t done = 0; done < m->stream_rows;) {
+        uint32_t pos = (first + done) % m->seq_len, left = m->stream_rows - done;
+        uint32_t count = pos == 0 && left >= m->seq_len ? left / m->seq_len * m->seq_len
+                         : left < m->seq_len - pos      ? left
+                                                        : m->seq_len - pos;
+        kern_position_forward(p->pool, x + (size_t)done * m->config.dim, positions, count,
+                              m->config.dim, m->seq_len, pos);
+        done += count;
     }
+}
+
+static int embed_forward(const struct model_pass *p, struct bl_errmsg *msg)
+{
+    const struct train_model *m = p->model;
+    const struct model_span *here = &m->span[MODEL_SPAN_VOCAB];
+    float *x = p->set->layers[0].x, *rows = m->part.sequence ? m->whole : x;
+    kern_embedding_slice_forward(p->pool, rows, p->flow->tokens, p->weights, m->rows, m->config.dim,
+                                 here->lo, here->hi);
+    int rc = model_tp_sum(p, rows, msg);
+    if (rc == 0 && m->part.sequence) {
+        memcpy(x, model_tp_own(m, rows), (size_t)m->stream_rows * m->config.dim * sizeof *x);
+    }
+    if (rc == 0 && model_is_gpt2(m)) {
+        add_positions(p, x, p->weights + model_in_unit(m, &m->tensors[1]), model_tp_first_row(m));
+    }
+    return rc;
 }
 
 /* Where the stream goes that a layer of the chunk has made. */
@@ -48,25 +70,25 @@ static int layer_forward(const struct model_pass *p, uint32_t layer, struct bl_e
     return model_layer_forward(p, &p->set->layers[layer - first], stream_after(p, layer), msg);
 }
 
-static void norm_forward(const struct model_pass *p)
+static int norm_forward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
     const struct train_tensor *norm = &m->tensors[model_norm_index(m)];
     const struct model_set *set = p->set;
     const float *bias = m->config.bias ? p->weights + model_in_unit(m, norm + 1) : NULL;
-    model_forward_norm(p, set->norm, set->mean, set->rstd, set->x,
+    model_forward_norm(p, model_tp_own(m, set->norm), set->mean, set->rstd, set->x,
                        p->weights + model_in_unit(m, norm), bias);
+    return model_tp_gather(p, set->norm, msg);
 }
 
-double model_head_forward(const struct model_pass *p, const float *weight, int backward,
-                          uint64_t *ret_tokens)
+int model_head_forward(const struct model_pass *p, const float *weight, int backward,
+                       double *ret_loss, uint64_t *ret_tokens, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     kern_matmul_forward(p->pool, m->logits, p->set->norm, weight,
                         (struct kern_matmul_shape){m->rows, m->config.dim, m->vocab}, 0);
     m->logits_set = backward ? p->flow->set : MODEL_NO_SET;
-    return kern_cross_entropy(p->pool, m->logits, m->losses, p->flow->targets, m->rows, m->vocab,
-                              backward, ret_tokens);
+    return model_tp_cross_entropy(p, backward, ret_loss, ret_tokens, msg);
 }
 
 const float *model_head_weight(const struct model_pass *p)
@@ -80,20 +102,20 @@ static int unit_forward(const struct model_pass *p, uint32_t unit, double *ret_l
                         uint64_t *ret_tokens, struct bl_errmsg *msg)
 {
     const struct bl_job_model *c = &p->model->config;
+    int rc = 0;
     if (unit == 0) {
-        embed_forward(p);
-        return 0;
+        return embed_forward(p, msg);
     }
     if (unit <= c->layers) {
         return layer_forward(p, unit - 1, msg);
     }
     if (unit == c->layers + 1) {
-        norm_forward(p);
+        rc = norm_forward(p, msg);
     }
-    if (unit == c->layers + 1 + (c->tied != 0)) {
-        *ret_loss = model_head_forward(p, model_head_weight(p), !p->flow->eval, ret_tokens);
+    if (rc == 0 && unit == c->layers + 1 + (c->tied != 0)) {
+        rc = model_head_forward(p, model_head_weight(p), !p->flow->eval, ret_loss, ret_tokens, msg);
     }
-    return 0;
+    return rc;
 }
 
 static int check_tokens(const struct train_model *model, const struct train_flow *flow,

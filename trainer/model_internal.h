@@ -87,6 +87,7 @@ struct train_model {
     /* Of this tp rank: */
     struct model_span span[MODEL_SPANS];
     uint32_t heads, kv_heads;     /* H, KV */
+    uint32_t kv_sharers;          /* tp ranks that have the same key and value head */
     uint32_t q_dim, kv_dim;       /* H * D, KV * D */
     uint32_t hidden;              /* F */
     uint32_t vocab;               /* V */
@@ -117,6 +118,13 @@ struct train_model {
     float *dx, *dnorm, *datt;  /* [N,C], [N,C], [N,H*D] */
     float *dq, *dk, *dv;       /* [N,H*D], [N,KV*D] */
     float *dgate, *dup, *dact; /* [N,F] */
+    /* With tp > 1 (model_tp.h): */
+    float *whole, *norm_parts;  /* sequence: [N,C] all rows of a part of the stream, [2,C] */
+    float *shared;              /* what the sharers of a kv head have of a slice of dk or dv */
+    float *tops;                /* [tp,N] */
+    double *sums;               /* [tp,N,2] */
+    uint64_t *tp_bounds;        /* [tp + 1] */
+    struct comm_part *tp_parts; /* [2,tp] */
 };
 #define MODEL_NO_SET UINT32_MAX
 
@@ -182,24 +190,25 @@ static inline uint32_t model_vstage(const struct train_model *model, uint32_t ch
 uint32_t model_unit_first(const struct train_model *model, uint32_t vstage);
 uint32_t model_unit_end(const struct train_model *model, uint32_t vstage);
 
-/* Starts a pass. BL_ENOTBUILT. */
+/* Starts a pass. -EINVAL without the group of a tensor parallel model's ranks. */
 BL_MUST_CHECK int model_pass_init(struct model_pass *pass, struct train_model *model,
                                   const struct train_flow *flow, const struct train_hooks *hooks,
                                   struct kern_pool *pool, struct bl_errmsg *msg);
 
-/* A layer's matrix product with its bias: y[N,O] = x[N,I] w^T + b. */
+/* A layer's matrix product, of all rows: y[N,O] = x[N,I] w^T; and its bias, if it has one, of the
+ * first `rows` of y. */
 void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,
                            const float *x);
-/* Its gradients: of weight and bias as the pass says, of x overwritten or added. */
-void model_backward_product(const struct model_pass *p, enum model_layer_tensor which, float *dx,
-                            int dx_add, const float *dy, const float *x);
+void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, float *y,
+                        uint32_t rows);
 
-/* Either norm over the rows of the stream; bias NULL: none. Backward adds model->dnorm, through the
- * norm, to model->dx. */
+/* Either norm over the rows of the stream; bias NULL: none. Backward adds the own rows of
+ * model->dnorm, through the norm, to model->dx. */
 void model_forward_norm(const struct model_pass *p, float *out, float *mean, float *rstd,
                         const float *x, const float *weight, const float *bias);
-void model_backward_norm(const struct model_pass *p, float *dweight, float *dbias, const float *x,
-                         const float *weight, const float *mean, const float *rstd);
+BL_MUST_CHECK int model_backward_norm(const struct model_pass *p, float *dweight, float *dbias,
+                                      const float *x, const float *weight, const float *mean,
+                                      const float *rstd, struct bl_errmsg *msg);
 
 /* One layer, whose unit is in work. Forward writes x_next; backward turns model->dx from the
  * gradient of the layer's output into that of its input. */
@@ -209,9 +218,9 @@ BL_MUST_CHECK int model_layer_backward(const struct model_pass *p, const struct 
                                        struct bl_errmsg *msg);
 
 /* The head's product and the loss, whose unit is in work: set->norm to model->logits, or to their
- * gradient if `backward`. Returns the loss. */
-double model_head_forward(const struct model_pass *p, const float *weight, int backward,
-                          uint64_t *ret_tokens);
+ * gradient if `backward`. */
+BL_MUST_CHECK int model_head_forward(const struct model_pass *p, const float *weight, int backward,
+                                     double *ret_loss, uint64_t *ret_tokens, struct bl_errmsg *msg);
 /* The head's weights in the unit in work. */
 const float *model_head_weight(const struct model_pass *p);
 

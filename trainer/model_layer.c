@@ -12,8 +12,12 @@
  * Recomputation runs the lines of forward again, with the same kernels and shapes, into memory that
  * all layers share: selective those of norms and of the MLP's activation, full all but the last
  * product.
+ *
+ * What tensor parallel ranks do together stands in model_tp.h; with one rank those calls do
+ * nothing.
  */
 #include "trainer/model_internal.h"
+#include "trainer/model_tp.h"
 
 /* A tensor of the layer in work, in weights and gradients. */
 static const float *weight(const struct model_pass *p, enum model_layer_tensor which)
@@ -38,16 +42,29 @@ static struct kern_matmul_shape shape_of(const struct train_model *model,
 void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,
                            const float *x)
 {
-    struct kern_matmul_shape shape = shape_of(p->model, which);
+    kern_matmul_forward(p->pool, y, x, weight(p, which), shape_of(p->model, which), 0);
+}
+
+void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, float *y,
+                        uint32_t rows)
+{
     enum model_layer_tensor bias = model_bias_of(which);
-    kern_matmul_forward(p->pool, y, x, weight(p, which), shape, 0);
     if (model_has(p->model, bias)) {
-        kern_bias_forward(p->pool, y, weight(p, bias), shape.n, shape.o);
+        kern_bias_forward(p->pool, y, weight(p, bias), rows, shape_of(p->model, which).o);
     }
 }
 
-void model_backward_product(const struct model_pass *p, enum model_layer_tensor which, float *dx,
-                            int dx_add, const float *dy, const float *x)
+/* A column parallel product of all rows. */
+static void forward_column(const struct model_pass *p, enum model_layer_tensor which, float *y,
+                           const float *x)
+{
+    model_forward_product(p, which, y, x);
+    model_forward_bias(p, which, y, p->model->rows);
+}
+
+/* The gradients of a product: of weight and bias as the pass says, of x overwritten or added. */
+static void backward_weight(const struct model_pass *p, enum model_layer_tensor which,
+                            const float *dy, const float *x)
 {
     struct kern_matmul_shape shape = shape_of(p->model, which);
     enum model_layer_tensor bias = model_bias_of(which);
@@ -55,7 +72,12 @@ void model_backward_product(const struct model_pass *p, enum model_layer_tensor 
     if (model_has(p->model, bias)) {
         kern_bias_backward(p->pool, dweight(p, bias), dy, shape.n, shape.o, p->add);
     }
-    kern_matmul_dx(p->pool, dx, dy, weight(p, which), shape, dx_add);
+}
+
+static void backward_input(const struct model_pass *p, enum model_layer_tensor which, float *dx,
+                           int dx_add, const float *dy)
+{
+    kern_matmul_dx(p->pool, dx, dy, weight(p, which), shape_of(p->model, which), dx_add);
 }
 
 void model_forward_norm(const struct model_pass *p, float *out, float *mean, float *rstd,
@@ -71,17 +93,21 @@ void model_forward_norm(const struct model_pass *p, float *out, float *mean, flo
     }
 }
 
-void model_backward_norm(const struct model_pass *p, float *dw, float *dbias, const float *x,
-                         const float *w, const float *mean, const float *rstd)
+int model_backward_norm(const struct model_pass *p, float *dw, float *dbias, const float *x,
+                        const float *w, const float *mean, const float *rstd, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     uint32_t rows = m->stream_rows, dim = m->config.dim;
+    int parted = m->part.sequence != 0, add = parted ? 0 : p->add;
+    float *to = parted ? m->norm_parts : dw, *dout = model_tp_own(m, m->dnorm);
+    float *bias_to = parted && dbias != NULL ? m->norm_parts + dim : dbias;
     if (model_is_gpt2(m)) {
-        kern_layernorm_backward(p->pool, m->dx, dw, dbias, m->dnorm, x, w, mean, rstd, rows, dim,
-                                p->add);
+        kern_layernorm_backward(p->pool, m->dx, to, bias_to, dout, x, w, mean, rstd, rows, dim,
+                                add);
     } else {
-        kern_rmsnorm_backward(p->pool, m->dx, dw, m->dnorm, x, w, rstd, rows, dim, p->add);
+        kern_rmsnorm_backward(p->pool, m->dx, to, dout, x, w, rstd, rows, dim, add);
     }
+    return parted ? model_tp_norm_grads(p, dw, dbias, m->norm_parts, msg) : 0;
 }
 
 static void forward_layer_norm(const struct model_pass *p, enum model_layer_tensor which,
@@ -92,24 +118,35 @@ static void forward_layer_norm(const struct model_pass *p, enum model_layer_tens
                        model_has(p->model, bias) ? weight(p, bias) : NULL);
 }
 
-static void backward_layer_norm(const struct model_pass *p, enum model_layer_tensor which,
-                                const float *x, const float *mean, const float *rstd)
+/* From model->dnorm, parts of the gradient of the norm's output. */
+static int backward_layer_norm(const struct model_pass *p, enum model_layer_tensor which,
+                               const float *x, const float *mean, const float *rstd,
+                               struct bl_errmsg *msg)
 {
     enum model_layer_tensor bias = model_bias_of(which);
-    model_backward_norm(p, dweight(p, which), model_has(p->model, bias) ? dweight(p, bias) : NULL,
-                        x, weight(p, which), mean, rstd);
+    float *dbias = model_has(p->model, bias) ? dweight(p, bias) : NULL;
+    int rc = model_tp_sum(p, p->model->dnorm, msg);
+    return rc != 0 ? rc
+                   : model_backward_norm(p, dweight(p, which), dbias, x, weight(p, which), mean,
+                                         rstd, msg);
 }
 
 /* ---- forward ---- */
 
-static void norm1_forward(const struct model_pass *p, const struct model_layer_acts *a)
+static int norm1_forward(const struct model_pass *p, const struct model_layer_acts *a,
+                         struct bl_errmsg *msg)
 {
-    forward_layer_norm(p, MODEL_NORM1, a->norm1, a->mean1, a->rstd1, a->x);
+    float *own = model_tp_own(p->model, a->norm1);
+    forward_layer_norm(p, MODEL_NORM1, own, a->mean1, a->rstd1, a->x);
+    return model_tp_gather(p, a->norm1, msg);
 }
 
-static void norm2_forward(const struct model_pass *p, const struct model_layer_acts *a)
+static int norm2_forward(const struct model_pass *p, const struct model_layer_acts *a,
+                         struct bl_errmsg *msg)
 {
-    forward_layer_norm(p, MODEL_NORM2, a->norm2, a->mean2, a->rstd2, a->mid);
+    float *own = model_tp_own(p->model, a->norm2);
+    forward_layer_norm(p, MODEL_NORM2, own, a->mean2, a->rstd2, a->mid);
+    return model_tp_gather(p, a->norm2, msg);
 }
 
 static void activation_forward(const struct model_pass *p, const struct model_layer_acts *a)
@@ -127,30 +164,36 @@ static int attention_forward(const struct model_pass *p, const struct model_laye
                              struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
-    (void)msg;
-    norm1_forward(p, a);
-    model_forward_product(p, MODEL_Q, a->q, a->norm1);
-    model_forward_product(p, MODEL_K, a->k, a->norm1);
-    model_forward_product(p, MODEL_V, a->v, a->norm1);
+    int rc = norm1_forward(p, a, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    forward_column(p, MODEL_Q, a->q, a->norm1);
+    forward_column(p, MODEL_K, a->k, a->norm1);
+    forward_column(p, MODEL_V, a->v, a->norm1);
     if (!model_is_gpt2(m)) {
         kern_rope_forward(p->pool, a->q, m->rope, m->rows, m->seq_len, m->heads, m->head_dim, 0);
         kern_rope_forward(p->pool, a->k, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim, 0);
     }
     kern_attention_forward(p->pool, a->att, a->stats, a->q, a->k, a->v, m->scratch, &m->attention);
-    model_forward_product(p, MODEL_O, a->mid, a->att);
-    kern_add(p->pool, a->mid, a->x, a->mid, (size_t)m->stream_rows * m->config.dim);
-    return 0;
+    rc = model_tp_row_product(p, MODEL_O, a->mid, a->att, msg);
+    if (rc == 0) {
+        kern_add(p->pool, a->mid, a->x, a->mid, (size_t)m->stream_rows * m->config.dim);
+    }
+    return rc;
 }
 
 /* mid to act: the MLP but for its last product. */
 static int mlp_inner_forward(const struct model_pass *p, const struct model_layer_acts *a,
                              struct bl_errmsg *msg)
 {
-    (void)msg;
-    norm2_forward(p, a);
-    model_forward_product(p, MODEL_UP, a->up, a->norm2);
+    int rc = norm2_forward(p, a, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    forward_column(p, MODEL_UP, a->up, a->norm2);
     if (!model_is_gpt2(p->model)) {
-        model_forward_product(p, MODEL_GATE, a->gate, a->norm2);
+        forward_column(p, MODEL_GATE, a->gate, a->norm2);
     }
     activation_forward(p, a);
     return 0;
@@ -165,7 +208,9 @@ int model_layer_forward(const struct model_pass *p, const struct model_layer_act
         rc = mlp_inner_forward(p, a, msg);
     }
     if (rc == 0) {
-        model_forward_product(p, MODEL_DOWN, x_next, a->act);
+        rc = model_tp_row_product(p, MODEL_DOWN, x_next, a->act, msg);
+    }
+    if (rc == 0) {
         kern_add(p->pool, x_next, a->mid, x_next, (size_t)m->stream_rows * m->config.dim);
     }
     return rc;
@@ -182,8 +227,10 @@ static int recompute(const struct model_pass *p, const struct model_layer_acts *
     case BL_RECOMPUTE_NONE:
         break;
     case BL_RECOMPUTE_SELECTIVE:
-        norm1_forward(p, a);
-        norm2_forward(p, a);
+        rc = norm1_forward(p, a, msg);
+        if (rc == 0) {
+            rc = norm2_forward(p, a, msg);
+        }
         activation_forward(p, a);
         break;
     case BL_RECOMPUTE_FULL:
@@ -201,37 +248,56 @@ static int mlp_backward(const struct model_pass *p, const struct model_layer_act
 {
     struct train_model *m = p->model;
     size_t wide = (size_t)m->rows * m->hidden;
-    (void)msg;
-    model_backward_product(p, MODEL_DOWN, m->dact, 0, m->dx, a->act);
+    const float *dx;
+    int rc = model_tp_whole_dx(p, &dx, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    backward_weight(p, MODEL_DOWN, dx, a->act);
+    backward_input(p, MODEL_DOWN, m->dact, 0, dx);
     if (model_is_gpt2(m)) {
         kern_gelu_backward(p->pool, m->dup, m->dact, a->up, wide);
-        model_backward_product(p, MODEL_UP, m->dnorm, 0, m->dup, a->norm2);
+        backward_weight(p, MODEL_UP, m->dup, a->norm2);
+        backward_input(p, MODEL_UP, m->dnorm, 0, m->dup);
     } else {
         kern_swiglu_backward(p->pool, m->dgate, m->dup, m->dact, a->gate, a->up, wide);
-        model_backward_product(p, MODEL_GATE, m->dnorm, 0, m->dgate, a->norm2);
-        model_backward_product(p, MODEL_UP, m->dnorm, 1, m->dup, a->norm2);
+        backward_weight(p, MODEL_GATE, m->dgate, a->norm2);
+        backward_input(p, MODEL_GATE, m->dnorm, 0, m->dgate);
+        backward_weight(p, MODEL_UP, m->dup, a->norm2);
+        backward_input(p, MODEL_UP, m->dnorm, 1, m->dup);
     }
-    backward_layer_norm(p, MODEL_NORM2, a->mid, a->mean2, a->rstd2);
-    return 0;
+    return backward_layer_norm(p, MODEL_NORM2, a->mid, a->mean2, a->rstd2, msg);
 }
 
 static int attention_backward(const struct model_pass *p, const struct model_layer_acts *a,
                               struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
-    (void)msg;
-    model_backward_product(p, MODEL_O, m->datt, 0, m->dx, a->att);
+    const float *dx;
+    int rc = model_tp_whole_dx(p, &dx, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    backward_weight(p, MODEL_O, dx, a->att);
+    backward_input(p, MODEL_O, m->datt, 0, dx);
     kern_attention_backward(p->pool, m->dq, m->dk, m->dv, m->datt, a->att, a->stats, a->q, a->k,
                             a->v, m->scratch, &m->attention);
     if (!model_is_gpt2(m)) {
         kern_rope_backward(p->pool, m->dq, m->rope, m->rows, m->seq_len, m->heads, m->head_dim);
         kern_rope_backward(p->pool, m->dk, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim);
     }
-    model_backward_product(p, MODEL_Q, m->dnorm, 0, m->dq, a->norm1);
-    model_backward_product(p, MODEL_K, m->dnorm, 1, m->dk, a->norm1);
-    model_backward_product(p, MODEL_V, m->dnorm, 1, m->dv, a->norm1);
-    backward_layer_norm(p, MODEL_NORM1, a->x, a->mean1, a->rstd1);
-    return 0;
+    backward_weight(p, MODEL_Q, m->dq, a->norm1);
+    backward_input(p, MODEL_Q, m->dnorm, 0, m->dq);
+    /* Of the input each rank takes its own share: the sum over tp has all. */
+    backward_input(p, MODEL_K, m->dnorm, 1, m->dk);
+    backward_input(p, MODEL_V, m->dnorm, 1, m->dv);
+    rc = model_tp_sum_shared(p, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    backward_weight(p, MODEL_K, m->dk, a->norm1);
+    backward_weight(p, MODEL_V, m->dv, a->norm1);
+    return backward_layer_norm(p, MODEL_NORM1, a->x, a->mean1, a->rstd1, msg);
 }
 
 int model_layer_backward(const struct model_pass *p, const struct model_layer_acts *a,

@@ -85,6 +85,7 @@ static int cut_heads(struct train_model *model, struct bl_errmsg *msg)
     uint32_t tp = model->part.tp, r = model->part.tp_rank, d = model->head_dim;
     uint32_t group = c->heads / c->kv_heads;
     uint32_t kv_lo, kv_hi, q_lo, q_hi, kv_owner = r;
+    model->kv_sharers = 1;
     if (c->kv_heads >= tp) {
         kv_lo = share(c->kv_heads, r, tp);
         kv_hi = share(c->kv_heads, r + 1, tp);
@@ -98,6 +99,7 @@ static int cut_heads(struct train_model *model, struct bl_errmsg *msg)
         if (group < sharers) {
             return refuse_slices(model, "heads", c->heads, msg);
         }
+        model->kv_sharers = sharers;
         kv_lo = r / sharers;
         kv_hi = kv_lo + 1;
         kv_owner = kv_lo * sharers;

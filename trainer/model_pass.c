@@ -3,6 +3,9 @@
  * What forward and backward passes share: their start, the calls of hooks without work, hooks over
  * whole buffers, and the whole model in one call.
  */
+#include <errno.h>
+
+#include "trainer/comm.h"
 #include "trainer/model_internal.h"
 
 int model_pass_init(struct model_pass *pass, struct train_model *model,
@@ -11,8 +14,12 @@ int model_pass_init(struct model_pass *pass, struct train_model *model,
 {
     BL_ASSERT(kern_pool_threads(pool) <= model->threads);
     BL_ASSERT(flow->chunk < model->part.chunks && flow->set < model->part.sets);
-    if (model->part.tp != 1) {
-        return bl_err(msg, BL_ENOTBUILT, "passes over %u tensor parallel ranks", model->part.tp);
+    if (model->part.tp > 1 && (hooks->tp == NULL || comm_group_size(hooks->tp) != model->part.tp ||
+                               comm_group_rank(hooks->tp) != model->part.tp_rank)) {
+        return bl_err(msg, -EINVAL,
+                      "a pass of rank %u of %u tensor parallel ranks, but not in "
+                      "their group",
+                      model->part.tp_rank, model->part.tp);
     }
     *pass = (struct model_pass){.model = model,
                                 .flow = flow,
