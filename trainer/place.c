@@ -17,9 +17,6 @@ static int check_built(const struct bl_job *job, struct bl_errmsg *msg)
     if (job->train.reduction_fast) {
         return bl_err(msg, BL_ENOTBUILT, "this trainer has train.reduction exact only");
     }
-    if (job->tp != 1) {
-        return bl_err(msg, BL_ENOTBUILT, "this trainer has layout.tp 1 only");
-    }
     return 0;
 }
 
