@@ -69,6 +69,7 @@ struct comm_config {
     const struct comm_peer *peers; /* world entries; borrowed by comm_new, copied */
     uint32_t op_deadline_ms;       /* for one call; 0: waits until an abort */
     uint64_t early_bytes_max;      /* of messages that came before their receives; 0: the default */
+    int is_private; /* peers' memory is not read, nor this one's by them: all through rings */
     /* Flight recorder: call `sequence` is entered (waiting 1) or left (0); may be NULL. Every
      * collective of any group and every comm_wait is the next number of this rank. */
     void (*note)(void *ctx, uint64_t sequence, uint32_t waiting);

@@ -97,6 +97,7 @@ void comm_group_free(struct comm_group *group)
 {
     if (group != NULL) {
         comm_sum_free(group->sum);
+        free(group->direct);
         free(group->ranks);
         free(group->outs);
         free(group->ins);

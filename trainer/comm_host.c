@@ -171,6 +171,7 @@ int comm_new(struct comm **ret, struct comm_listener *listener, const struct com
     c->key[0] = config->key[0];
     c->key[1] = config->key[1];
     c->op_deadline_ms = config->op_deadline_ms;
+    c->is_private = config->is_private;
     c->note = config->note;
     c->note_ctx = config->note_ctx;
     c->early_bytes_max = config->early_bytes_max == 0 ? COMM_EARLY_BYTES : config->early_bytes_max;

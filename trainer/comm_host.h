@@ -10,6 +10,7 @@
  *     comm_request.c    one message: queues, matching, early ones; point to point
  *     comm_group.c      groups and the collectives that add nothing but integers
  *     comm_sum.c        ordered sums of floats
+ *     comm_direct.c     reading a peer's memory where it lies
  *
  * On a pair, each direction is a stream of messages, header (struct comm_frame) and bytes, in the
  * order in which they were started. A message belongs to a channel: the tagged ones, or those of a
@@ -117,14 +118,16 @@ struct comm_group {
     uint32_t *ranks; /* count */
     uint32_t count, me;
     uint64_t channel;
-    uint64_t sequence;         /* of the newest collective */
-    uint32_t open;             /* messages of the running one that are not done */
-    struct comm_request *outs; /* count */
-    struct comm_request *ins;  /* count */
-    uint64_t *bounds;          /* count + 1; scratch of the collectives */
-    struct comm_part *parts;   /* 2 * count; the same */
-    uint64_t *words;           /* COMM_WORDS_MAX * count; the same */
-    struct comm_sum *sum;      /* memory of the sums of floats; NULL before the first */
+    uint64_t sequence;          /* of the newest collective */
+    uint32_t open;              /* messages of the running one that are not done */
+    struct comm_request *outs;  /* count */
+    struct comm_request *ins;   /* count */
+    uint64_t *bounds;           /* count + 1; scratch of the collectives */
+    struct comm_part *parts;    /* 2 * count; the same */
+    uint64_t *words;            /* COMM_WORDS_MAX * count; the same */
+    struct comm_direct *direct; /* count: where the members' data lie; NULL before a trial */
+    int is_direct;              /* 1: they can be read there; -1: not; 0: untried */
+    struct comm_sum *sum;       /* memory of the sums of floats; NULL before the first */
 };
 
 #define COMM_WORDS_MAX 64u /* of one sum of integers */
@@ -134,6 +137,7 @@ struct comm {
     uint32_t rank, world;
     uint64_t generation, key[2];
     uint32_t op_deadline_ms;
+    int is_private;
     void (*note)(void *ctx, uint64_t sequence, uint32_t waiting);
     void *note_ctx;
     struct sockaddr_in *addrs; /* of all ranks' listeners */
@@ -225,6 +229,16 @@ void comm_group_begin(struct comm_group *group);
 /* Fills a message of the running collective; *open counts it. */
 void comm_group_message(struct comm_group *group, struct comm_request *request, uint32_t member,
                         uint32_t stream, void *data, uint64_t bytes);
+
+/* ---- comm_direct.c ---- */
+
+/* A collective: all members tell where their data lie. *ret_is_direct: all can read them there,
+ * until the members' next collective. */
+int comm_direct_meet(struct comm_group *group, const void *data, int *ret_is_direct,
+                     struct bl_errmsg *msg);
+/* `bytes` bytes from `offset` of the member's data. */
+int comm_direct_read(struct comm_group *group, uint32_t member, uint64_t offset, void *to,
+                     uint64_t bytes, struct bl_errmsg *msg);
 
 /* ---- comm_sum.c ---- */
 

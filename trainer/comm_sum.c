@@ -7,6 +7,9 @@
  * most two pieces of a stream are under way with a peer, so memory is bounded and whoever is behind
  * is waited for.
  *
+ * Where all members may read each other's memory, large sums do without streams: each member reads
+ * the addends of its slice where they lie, and after all have added, the others' sums.
+ *
  * Few bytes go to all at once, and every member adds them itself: the same sums, one wait less.
  */
 #include <errno.h>
@@ -15,15 +18,16 @@
 
 #include "trainer/comm_host.h"
 
-#define SUM_RAW         0u
-#define SUM_DONE        1u
-#define SUM_SLOTS       2u           /* pieces of a stream under way with a peer */
-#define SUM_PIECE_BYTES (64u * 1024) /* stays in the second cache with its sum */
-#define SUM_LEAST_BYTES (4u * 1024)  /* the same of very many members */
-#define SUM_WINDOW      (8u << 20)   /* memory of all pieces that come in */
-#define SUM_SMALL_BYTES (64u * 1024) /* of all members' addends: each adds them itself */
-#define SUM_BLOCK       512u         /* elements added at once; in the first cache */
-#define SUM_ALIGN       16u          /* slices begin at whole cache lines */
+#define SUM_RAW          0u
+#define SUM_DONE         1u
+#define SUM_SLOTS        2u            /* pieces of a stream under way with a peer */
+#define SUM_PIECE_BYTES  (64u * 1024)  /* stays in the second cache with its sum */
+#define SUM_LEAST_BYTES  (4u * 1024)   /* the same of very many members */
+#define SUM_WINDOW       (8u << 20)    /* memory of all pieces that come in */
+#define SUM_SMALL_BYTES  (64u * 1024)  /* of all members' addends: each adds them itself */
+#define SUM_DIRECT_BYTES (256u * 1024) /* from which on a peer's memory is read where it lies */
+#define SUM_BLOCK        512u          /* elements added at once; in the first cache */
+#define SUM_ALIGN        16u           /* slices begin at whole cache lines */
 
 /* Pieces of one direction of one stream with one peer. */
 struct sum_flow {
@@ -43,9 +47,9 @@ struct comm_sum {
     const float **addends;  /* by member; scratch */
     /* of the running sum */
     float *data;
-    const uint64_t *bounds;
-    uint64_t added; /* pieces of the own slice */
-    int is_shared;  /* the sums go to all */
+    uint64_t *bounds; /* count + 1 */
+    uint64_t added;   /* pieces of the own slice */
+    int is_shared;    /* the sums go to all */
 };
 
 void comm_sum_free(struct comm_sum *sum)
@@ -53,6 +57,7 @@ void comm_sum_free(struct comm_sum *sum)
     if (sum != NULL) {
         free(sum->peers);
         free(sum->window);
+        free(sum->bounds);
         free(sum->addends);
         free(sum);
     }
@@ -78,9 +83,11 @@ static int sum_open(struct comm_group *g, struct bl_errmsg *msg)
         s->piece = piece_elems(g->count);
         s->peers = calloc(g->count, sizeof *s->peers);
         s->addends = calloc(g->count, sizeof *s->addends);
+        s->bounds = calloc(g->count + 1, sizeof *s->bounds);
         s->window = aligned_alloc(64, g->count * SUM_SLOTS * s->piece * sizeof(float));
     }
-    if (s == NULL || s->peers == NULL || s->addends == NULL || s->window == NULL) {
+    if (s == NULL || s->peers == NULL || s->addends == NULL || s->window == NULL ||
+        s->bounds == NULL) {
         comm_sum_free(s);
         return bl_err_code(msg, -ENOMEM, "sums of %u ranks", g->count);
     }
@@ -245,14 +252,81 @@ static int sum_step(void *ctx, struct bl_errmsg *msg)
     return is_over && g->open == 0 && s->added == piece_count(s, g->me);
 }
 
+/* ---- where all members' memory can be read ---- */
+
+/* The own slice, piece by piece, from where the addends lie. */
+static int direct_add(struct comm_sum *s, struct bl_errmsg *msg)
+{
+    const struct comm_group *g = s->group;
+    int rc = 0;
+    for (uint64_t end = piece_count(s, g->me); rc == 0 && s->added < end;) {
+        float *own;
+        uint64_t n = piece_at(s, g->me, s->added, &own);
+        uint64_t offset = (uint64_t)(own - s->data) * sizeof *own;
+        for (uint32_t m = 0; rc == 0 && m < g->count; m++) {
+            if (m != g->me) {
+                rc = comm_direct_read(s->group, m, offset, window_at(s, m, s->added),
+                                      n * sizeof *own, msg);
+            }
+        }
+        if (rc == 0) {
+            add_piece(s);
+        }
+    }
+    return rc;
+}
+
+/* The others' slices, from where their sums lie. */
+static int direct_take(struct comm_sum *s, struct bl_errmsg *msg)
+{
+    const struct comm_group *g = s->group;
+    int rc = 0;
+    for (uint32_t k = 1; rc == 0 && k < g->count; k++) {
+        uint32_t m = (g->me + k) % g->count;
+        uint64_t bytes = (s->bounds[m + 1] - s->bounds[m]) * sizeof *s->data;
+        rc = comm_direct_read(s->group, m, s->bounds[m] * sizeof *s->data, s->data + s->bounds[m],
+                              bytes, msg);
+    }
+    return rc;
+}
+
+static int group_barrier(struct comm_group *g, struct bl_errmsg *msg)
+{
+    uint64_t zero = 0;
+    return comm_group_sum_u64(g, &zero, 1, msg);
+}
+
+static int sum_direct(struct comm_group *g, struct bl_errmsg *msg)
+{
+    struct comm_sum *s = g->sum;
+    int rc = direct_add(s, msg);
+    if (rc == 0) {
+        rc = group_barrier(g, msg);
+    }
+    if (rc == 0 && s->is_shared) {
+        rc = direct_take(s, msg);
+        rc = rc != 0 ? rc : group_barrier(g, msg);
+    }
+    return rc;
+}
+
+/* ---- either way ---- */
+
 static int sum_run(struct comm_group *g, float *data, const uint64_t *bounds, int is_shared,
                    struct bl_errmsg *msg)
 {
     struct comm_sum *s = g->sum;
+    int is_direct = 0, rc = 0;
+    memcpy(s->bounds, bounds, (g->count + 1) * sizeof *bounds);
     s->data = data;
-    s->bounds = bounds;
     s->added = 0;
     s->is_shared = is_shared;
+    if (bounds[g->count] - bounds[0] >= SUM_DIRECT_BYTES / sizeof *data && g->count > 1) {
+        rc = comm_direct_meet(g, data, &is_direct, msg);
+    }
+    if (rc != 0 || is_direct) {
+        return rc != 0 ? rc : sum_direct(g, msg);
+    }
     uint64_t own = piece_count(s, g->me);
     for (uint32_t m = 0; m < g->count; m++) {
         uint64_t theirs = m == g->me ? 0 : piece_count(s, m);
