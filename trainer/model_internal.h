@@ -13,7 +13,7 @@
 #define MODEL_SEQ_MAX    (1U << 18)
 #define MODEL_BATCH_MAX  4096U
 #define MODEL_TP_MAX     1024U
-#define MODEL_SETS_MAX   65536U
+#define MODEL_SETS_MAX   4096U /* with these, bytes of activations stay below 2^64 */
 
 /* The tensors that a layer may have; which of them, and in which order, is the architecture's. */
 enum model_layer_tensor {

@@ -4,6 +4,7 @@
  * layers by virtual stage.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,16 +71,57 @@ static uint32_t share(uint32_t count, uint32_t part, uint32_t parts)
     return (uint32_t)((uint64_t)count * part / parts);
 }
 
-static int refuse_slices(const struct train_model *model, const char *what, uint32_t count,
-                         struct bl_errmsg *msg)
+/* What of the model cannot be cut for so many tensor parallel ranks, with its size; NULL: all can.
+ */
+static const char *slices_obstacle(const struct bl_job_model *c, uint32_t tp, uint32_t *ret_size)
 {
-    return bl_err(msg, BL_ECONFIG, "layout.tp %u: model.%s %u cannot be cut into so many slices",
-                  model->part.tp, what, count);
+    uint64_t per = (c->vocab + tp - 1) / tp;
+    if (c->hidden < tp) {
+        *ret_size = c->hidden;
+        return "hidden";
+    }
+    if (per * (tp - 1) >= c->vocab) {
+        *ret_size = c->vocab;
+        return "vocab";
+    }
+    if (tp > c->kv_heads && tp % c->kv_heads != 0) {
+        *ret_size = c->kv_heads;
+        return "kv_heads";
+    }
+    if (tp > c->heads) {
+        *ret_size = c->heads;
+        return "heads";
+    }
+    return NULL;
+}
+
+static int check_slices(const struct train_model *model, struct bl_errmsg *msg)
+{
+    const struct bl_job_model *c = &model->config;
+    uint32_t tp = model->part.tp, size, other;
+    const char *what = slices_obstacle(c, tp, &size);
+    if (what == NULL) {
+        return 0;
+    }
+    uint32_t below = tp - 1, above = tp + 1; /* 1 can always be, and nothing beyond heads */
+    while (slices_obstacle(c, below, &other) != NULL) {
+        below--;
+    }
+    while (above <= c->heads && slices_obstacle(c, above, &other) != NULL) {
+        above++;
+    }
+    char or_above[32] = "";
+    if (above <= c->heads) {
+        snprintf(or_above, sizeof or_above, " or %u", above);
+    }
+    return bl_err(msg, BL_ECONFIG,
+                  "layout.tp %u: model.%s %u cannot be cut into so many slices; %u%s can be", tp,
+                  what, size, below, or_above);
 }
 
 /* Heads of this tp rank. Whole key and value heads with their queries where there are enough; else
  * tp / kv_heads ranks share one key and value head and cut its queries. */
-static int cut_heads(struct train_model *model, struct bl_errmsg *msg)
+static void cut_heads(struct train_model *model)
 {
     const struct bl_job_model *c = &model->config;
     uint32_t tp = model->part.tp, r = model->part.tp_rank, d = model->head_dim;
@@ -93,12 +135,6 @@ static int cut_heads(struct train_model *model, struct bl_errmsg *msg)
         q_hi = kv_hi * group;
     } else {
         uint32_t sharers = tp / c->kv_heads;
-        if (tp % c->kv_heads != 0) {
-            return refuse_slices(model, "kv_heads", c->kv_heads, msg);
-        }
-        if (group < sharers) {
-            return refuse_slices(model, "heads", c->heads, msg);
-        }
         model->kv_sharers = sharers;
         kv_lo = r / sharers;
         kv_hi = kv_lo + 1;
@@ -113,7 +149,6 @@ static int cut_heads(struct train_model *model, struct bl_errmsg *msg)
     model->kv_heads = kv_hi - kv_lo;
     model->q_dim = model->heads * d;
     model->kv_dim = model->kv_heads * d;
-    return 0;
 }
 
 static int cut_slices(struct train_model *model, struct bl_errmsg *msg)
@@ -121,11 +156,9 @@ static int cut_slices(struct train_model *model, struct bl_errmsg *msg)
     const struct bl_job_model *c = &model->config;
     uint32_t tp = model->part.tp, r = model->part.tp_rank;
     uint32_t per = (c->vocab + tp - 1) / tp;
-    if (c->hidden < tp) {
-        return refuse_slices(model, "hidden", c->hidden, msg);
-    }
-    if ((uint64_t)per * (tp - 1) >= c->vocab) {
-        return refuse_slices(model, "vocab", c->vocab, msg);
+    int rc = check_slices(model, msg);
+    if (rc != 0) {
+        return rc;
     }
     uint32_t vocab_end = r + 1 < tp ? per * (r + 1) : c->vocab;
     model->span[MODEL_SPAN_ONE] = (struct model_span){1, 0, 1, 0};
@@ -136,7 +169,8 @@ static int cut_slices(struct train_model *model, struct bl_errmsg *msg)
     model->span[MODEL_SPAN_VOCAB] = (struct model_span){c->vocab, per * r, vocab_end, r};
     model->hidden = model->span[MODEL_SPAN_HIDDEN].hi - model->span[MODEL_SPAN_HIDDEN].lo;
     model->vocab = vocab_end - per * r;
-    return cut_heads(model, msg);
+    cut_heads(model);
+    return 0;
 }
 
 /* ---- stages ---- */

@@ -188,11 +188,12 @@ static void test_slices_that_cannot_be_are_refused(void **state)
     struct bl_errmsg msg = {0};
     struct train_part part = {.tp = 6, .pp = 1, .chunks = 1, .sets = 1};
     assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 8, 1, 1, &msg), BL_ECONFIG);
-    assert_string_equal(msg.text,
-                        "layout.tp 6: model.kv_heads 4 cannot be cut into so many slices");
+    assert_string_equal(
+        msg.text, "layout.tp 6: model.kv_heads 4 cannot be cut into so many slices; 4 or 8 can be");
     part.tp = 16;
     assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 8, 1, 1, &msg), BL_ECONFIG);
-    assert_string_equal(msg.text, "layout.tp 16: model.heads 12 cannot be cut into so many slices");
+    assert_string_equal(
+        msg.text, "layout.tp 16: model.heads 12 cannot be cut into so many slices; 12 can be");
     part.tp = 4;
     part.sequence = 1;
     assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 9, 1, 1, &msg), BL_ECONFIG);
