@@ -145,8 +145,10 @@ BELAY_API int belay_ready(struct belay *job);
 /* One store, no system call: what this rank is doing. Called at least once per step and section. */
 BELAY_API int belay_beat(struct belay *job, enum belay_section section, uint64_t step);
 
-/* Flight recorder: this rank enters (leaves: waiting = 0) collective number `sequence`, which grows
- * by one per collective within a generation. One store. Any one thread at a time. */
+/* Flight recorder: this rank enters (leaves: waiting = 0) call number `sequence`, which grows by
+ * one within a generation with each collective and each message that it waits for. Ranks of one
+ * pipeline stage make the same calls in the same order. When a step hangs, whoever waits is a
+ * victim; belay_vote says by itself that it waits. One store. Any one thread at a time. */
 BELAY_API int belay_beat_collective(struct belay *job, uint64_t sequence, uint32_t waiting);
 
 BELAY_API int belay_metrics_set(struct belay *job, const struct belay_metrics *metrics);

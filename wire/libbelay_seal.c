@@ -95,10 +95,12 @@ int belay_vote(struct belay *job, uint64_t step, uint32_t flags, uint32_t *resul
         lb_wait(job, UINT64_MAX);
     }
     /* Unanimous counts even when a new generation is called in the same moment: others may have
-     * applied it. */
+     * applied it. From here on it is the others that are waited for. */
+    atomic_store_explicit(&job->page->waiting, 1, memory_order_relaxed);
     while (!rc && job->vote_step != step && !(rc = lb_over(job))) {
         lb_wait(job, UINT64_MAX);
     }
+    atomic_store_explicit(&job->page->waiting, 0, memory_order_relaxed);
     if (!rc) {
         *result = job->vote_flags;
     }

@@ -3,13 +3,23 @@
  * Hangs: no step for longer than steps take. The culprit is the rank whose control thread is silent
  * (it is stopped, or its machine is), else the one that never entered what the others wait in. If
  * none stands out, the first time a new generation is opened without a kill; the second time the
- * one that is furthest behind is killed.
+ * likeliest one is killed.
  *
  *      deadline = 5 x the longest of the newest step times, at least step_floor, at most step_ceil
+ *
+ * Who waits is a victim, whatever it waits in: a collective, a message of another stage, the vote.
+ * Of the ranks in the oldest step the only one that does not wait is the culprit. When several do
+ * not, sequence numbers tell, but only between ranks of one pipeline stage: those do the same calls
+ * in the same order, while another stage's count differs by what a stage has to do.
+ *
+ *      stage 0   F F F F . . . . .       . waits for a gradient from stage 1
+ *      stage 1   . F F #                 # hangs inside its third pass: it alone does not wait
+ *      stage 2   . . F F B . . . .       . waits for an activation from stage 1
  */
 #include "daemon/core/leader_state.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #define HANG_FACTOR    5
 #define HANG_SILENT    4    /* beats without a sign of life that make a control thread silent ... */
@@ -35,57 +45,150 @@ static int proc_is_silent(const struct core_leader *l, const struct leader_proc 
     return p->beat.alive_age_ms >= (limit > HANG_SILENT_MS ? limit : HANG_SILENT_MS);
 }
 
-/* Is `a` further behind than `b`? */
+/* Of one stage: is `a` further behind than `b` in what they both do? */
 static int proc_is_behind(const struct leader_proc *a, const struct leader_proc *b)
 {
-    if (a->beat.step != b->beat.step) {
-        return a->beat.step < b->beat.step;
-    }
     if (a->beat.collective != b->beat.collective) {
         return a->beat.collective < b->beat.collective;
     }
     return a->beat.waiting < b->beat.waiting;
 }
 
-/* Kills silent ranks; without any, the one behind all others, if there is one (or if `force`). How
- * many were killed. */
-static uint32_t hang_culprits(struct core_leader *l, uint64_t age, int only_unready, int force)
+struct hang_stage {
+    struct leader_proc *last; /* furthest behind, of the ranks in the oldest step; NULL none */
+    uint32_t equals;          /* as far behind as it, itself included */
+    uint32_t count;
+};
+
+struct hang_view {
+    uint32_t tp, pp, world;
+    uint64_t step;             /* the oldest that a suspect is in */
+    uint32_t busy;             /* suspects in it that do not wait */
+    struct leader_proc *first; /* one of those */
+    struct leader_proc *likely;
+    struct hang_stage *stages; /* [pp]; owned */
+};
+
+static uint32_t hang_stage_of(const struct hang_view *v, const struct leader_proc *p)
+{
+    return p->seat / v->tp % v->pp;
+}
+
+/* Who is killed when nobody stands out again. */
+static int hang_is_likelier(const struct hang_view *v, const struct leader_proc *a,
+                            const struct leader_proc *b)
+{
+    if (a->beat.waiting != b->beat.waiting) {
+        return !a->beat.waiting;
+    }
+    if (hang_stage_of(v, a) == hang_stage_of(v, b) && a->beat.collective != b->beat.collective) {
+        return a->beat.collective < b->beat.collective;
+    }
+    return a->beat.progress_age_ms > b->beat.progress_age_ms;
+}
+
+/* The member of this seat, when it may be what the others wait for. */
+static struct leader_proc *hang_suspect(const struct core_leader *l, uint32_t seat,
+                                        int only_unready)
 {
     const struct wire_plan *plan = &l->record.plan;
-    struct leader_proc *last = NULL;
-    uint32_t killed = 0;
-    uint32_t equals = 0;
+    struct leader_proc *p = leader_proc_find(l, plan->members[seat].incarnation);
 
-    for (uint32_t i = 0; i < plan->world; i++) {
-        struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
-        if (!p || p->life != LEADER_LIVE || !l->nodes[p->node].connected) {
+    if (!p || p->life != LEADER_LIVE || !l->nodes[p->node].connected ||
+        (only_unready && p->report.state == WIRE_RANK_READY &&
+         p->report.generation == plan->generation)) {
+        return NULL;
+    }
+    return p;
+}
+
+static void hang_look(const struct core_leader *l, int only_unready, struct hang_view *v)
+{
+    struct leader_layout layout = leader_plan_layout(l);
+
+    *v = (struct hang_view){.tp = layout.tp,
+                            .pp = layout.pp,
+                            .world = l->record.plan.world,
+                            .step = UINT64_MAX,
+                            .stages = core_alloc(layout.pp, sizeof(*v->stages))};
+    for (uint32_t i = 0; i < v->world; i++) {
+        const struct leader_proc *p = hang_suspect(l, i, only_unready);
+        v->step = p && p->beat.step < v->step ? p->beat.step : v->step;
+    }
+    for (uint32_t i = 0; i < v->world; i++) {
+        struct leader_proc *p = hang_suspect(l, i, only_unready);
+        if (!p || p->beat.step != v->step) {
             continue;
         }
-        if (only_unready && p->report.state == WIRE_RANK_READY &&
-            p->report.generation == plan->generation) {
-            continue;
+        struct hang_stage *stage = &v->stages[hang_stage_of(v, p)];
+        stage->count++;
+        if (!stage->last || proc_is_behind(p, stage->last)) {
+            stage->last = p;
+            stage->equals = 1;
+        } else if (!proc_is_behind(stage->last, p)) {
+            stage->equals++;
         }
-        if (proc_is_silent(l, p)) {
+        v->busy += !p->beat.waiting;
+        v->first = p->beat.waiting ? v->first : p;
+        v->likely = !v->likely || hang_is_likelier(v, p, v->likely) ? p : v->likely;
+    }
+}
+
+/* The one that never entered what the others wait in, or NULL: nobody stands out. */
+static struct leader_proc *hang_culprit(const struct hang_view *v)
+{
+    struct leader_proc *culprit = NULL;
+    uint32_t found = 0;
+
+    if (v->world < 2) {
+        return NULL;
+    }
+    if (v->busy == 1) {
+        return v->first;
+    }
+    for (uint32_t s = 0; s < v->pp; s++) {
+        const struct hang_stage *stage = &v->stages[s];
+        if (stage->count > 1 && stage->equals == 1 && !stage->last->beat.waiting) {
+            culprit = stage->last;
+            found++;
+        }
+    }
+    return found == 1 ? culprit : NULL;
+}
+
+/* Kills silent ranks; without any, the culprit, if one stands out (or, if `force`, the likeliest).
+ * How many were killed. */
+static uint32_t hang_culprits(struct core_leader *l, uint64_t age, int only_unready, int force)
+{
+    struct hang_view view;
+    uint32_t killed = 0;
+
+    for (uint32_t i = 0; i < l->record.plan.world; i++) {
+        struct leader_proc *p = hang_suspect(l, i, only_unready);
+        if (p && proc_is_silent(l, p)) {
             leader_event_proc(l, CORE_EVENT_RANK_HUNG, p, "no sign of life");
             leader_cause(l, age, "rank %u on %s hangs: no sign of life", p->rank,
                          l->nodes[p->node].name);
             leader_proc_kill(l, p, 1);
             killed++;
         }
-        if (!last || proc_is_behind(p, last)) {
-            last = p;
-            equals = 1;
-        } else if (!proc_is_behind(last, p)) {
-            equals++;
-        }
     }
-    int stands_out = last && equals == 1 && !last->beat.waiting && plan->world > 1;
-    if (killed == 0 && last && (stands_out || force)) {
-        leader_event_proc(l, CORE_EVENT_RANK_HUNG, last, "it never came to where others wait");
-        leader_cause(l, age, "rank %u on %s hangs at step %llu, collective %llu", last->rank,
-                     l->nodes[last->node].name, (unsigned long long)last->beat.step,
-                     (unsigned long long)last->beat.collective);
-        leader_proc_kill(l, last, 1);
+    if (killed) {
+        return killed;
+    }
+    hang_look(l, only_unready, &view);
+    struct leader_proc *culprit = hang_culprit(&view);
+    int stands_out = culprit != NULL;
+    culprit = !culprit && force ? view.likely : culprit;
+    free(view.stages);
+    if (culprit) {
+        leader_event_proc(l, CORE_EVENT_RANK_HUNG, culprit,
+                          stands_out ? "it never came to where others wait"
+                                     : "nobody stands out again: it is the likeliest");
+        leader_cause(l, age, "rank %u on %s hangs at step %llu, collective %llu", culprit->rank,
+                     l->nodes[culprit->node].name, (unsigned long long)culprit->beat.step,
+                     (unsigned long long)culprit->beat.collective);
+        leader_proc_kill(l, culprit, 1);
         killed++;
     }
     return killed;

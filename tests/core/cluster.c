@@ -76,7 +76,8 @@ struct cluster_proc *cluster_rank(struct cluster *c, uint32_t rank)
 {
     for (uint32_t i = c->proc_count; i-- > 0;) {
         struct cluster_proc *p = &c->procs[i];
-        if (p->rank == rank && p->state >= WIRE_RANK_LOADING && p->state < WIRE_RANK_EXITED) {
+        if (p->rank == rank && p->state >= WIRE_RANK_LOADING && p->state < WIRE_RANK_EXITED &&
+            c->nodes[p->node].up) {
             return p;
         }
     }
@@ -95,11 +96,22 @@ static struct cluster_proc *proc_find(struct cluster *c, uint64_t incarnation, u
 
 /* ---- reports ---- */
 
+/* The elements that the process holds: from *ret_lo up to the returned one. */
+static uint64_t proc_part(const struct cluster *c, const struct cluster_proc *p, uint64_t *ret_lo)
+{
+    uint32_t parts = c->whole_replicas && p->copy ? p->copy : p->world;
+    uint32_t part = p->rank % parts;
+    uint64_t hi = c->elems * (part + 1) / parts + c->overlap;
+    *ret_lo = c->elems * part / parts;
+    return hi < c->elems ? hi : c->elems;
+}
+
 /* Adds up over any cut, as state digests do. */
 static struct bl_state_digest proc_digest(const struct cluster *c, const struct cluster_proc *p,
                                           uint64_t step)
 {
-    uint64_t count = c->elems * (p->rank + 1) / p->world - c->elems * p->rank / p->world;
+    uint64_t lo = 0;
+    uint64_t count = proc_part(c, p, &lo) - lo;
     return (struct bl_state_digest){{count, count * (step + 1)}};
 }
 
@@ -126,8 +138,9 @@ static void arena_fill(const struct cluster *c, struct cluster_proc *p,
     }
     p->told = p->arena;
     int rc = bl_extent_list_tensor(&info->extents, &tensor, &index, NULL);
-    bl_extent_whole(&extent, &tensor, index, c->elems * p->rank / p->world,
-                    c->elems * (p->rank + 1) / p->world);
+    uint64_t lo = 0;
+    uint64_t hi = proc_part(c, p, &lo);
+    bl_extent_whole(&extent, &tensor, index, lo, hi);
     rc = rc < 0 ? rc : bl_extent_list_add(&info->extents, &extent);
     BL_ASSERT(rc == 0);
 }
@@ -246,7 +259,8 @@ static void proc_plan(struct cluster *c, struct cluster_proc *p, const struct wi
         if (plan->members[r].incarnation != p->incarnation || p->state == WIRE_RANK_READY) {
             continue;
         }
-        if (!p->has_arena || p->rank != r || p->world != plan->world) {
+        uint32_t copy = plan->tp * plan->pp;
+        if (!p->has_arena || p->rank != r || p->world != plan->world || p->copy != copy) {
             p->arena = bl_mix64(p->incarnation + plan->generation);
             p->arena_generation = plan->generation;
         }
@@ -257,6 +271,8 @@ static void proc_plan(struct cluster *c, struct cluster_proc *p, const struct wi
         p->arena_step = plan->step;
         p->rank = r;
         p->world = plan->world;
+        p->copy = copy;
+        p->stop_flags = 0;
         p->step = plan->step;
         p->generation = plan->generation;
         p->failed_generation = c->unready ? plan->generation : 0;
@@ -356,6 +372,9 @@ static int cluster_effect(struct cluster *c)
         c->events[e.event.code]++;
         if (e.event.code == CORE_EVENT_RECOVERED) {
             memcpy(c->recovered, e.event.text, sizeof(c->recovered));
+        }
+        if (e.event.code == CORE_EVENT_RESHAPED || e.event.code == CORE_EVENT_GROWN) {
+            memcpy(c->reshaped, e.event.text, sizeof(c->reshaped));
         }
         if (e.event.code == CORE_EVENT_DIGEST_DIFFERS) {
             c->spoil--;

@@ -9,6 +9,7 @@
 struct cluster_proc {
     uint64_t incarnation, arena, arena_step, arena_generation;
     uint32_t node, rank, world; /* of its newest plan */
+    uint32_t copy;              /* ranks of a replica there */
     enum wire_rank_state state;
     uint64_t generation, step, failed_generation, function_id, probe;
     int32_t failed_code;
@@ -34,7 +35,10 @@ struct cluster {
     struct core_leader_config config;
     struct wire_record stored; /* the newest, of `version` */
     uint64_t now, version, elems;
-    uint64_t probe; /* of processes started from now on */
+    int whole_replicas; /* replicas hold the same (ZeRO 0), else each rank a part of its own */
+    uint32_t overlap;   /* elements that each rank names of the next one's, too */
+    char reshaped[WIRE_TEXT_MAX]; /* text of the newest event RESHAPED or GROWN */
+    uint64_t probe;               /* of processes started from now on */
     struct cluster_node *nodes;
     uint32_t node_count;
     struct cluster_proc *procs;

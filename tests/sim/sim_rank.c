@@ -83,6 +83,7 @@ static void main_vote(struct sim *sim, struct sim_rank *rank)
     if (at >= 0) {
         g->voted[at] = rank->step;
     }
+    rank->waiting = rc == 0;
     if (rc == BL_EGEN) {
         sim_rank_park(sim, rank);
     } else if (rc == BL_ESTOPPED) {
@@ -293,6 +294,7 @@ static void rank_apply(struct sim *sim, struct sim_rank *rank)
     }
     sim_check_begin(sim, rank, rank->generation, rank->step);
     rank_goto(rank, SIM_APPLY);
+    rank->waiting = 0;
     rank->next_slot = (int)index;
     rank_write(sim, rank, 0, rank->arena->elems / 2);
     sim_main_later(sim, rank, 1 + sim_below(sim, 4), on_applied);
