@@ -136,6 +136,7 @@ struct window {
     uint32_t bytes;
     uint64_t offset;
     const uint8_t *data;
+    uint8_t wanted[CKPT_QUEUE_BYTES / CKPT_CHUNK_BYTES_MIN / 8]; /* a bit for each chunk */
 };
 
 struct part_scan {
@@ -155,6 +156,7 @@ static bool next_window(struct part_scan *scan, struct window *ret)
     const struct ckpt_index *index = reader->index;
     uint64_t end = index->part_bytes, from = UINT64_MAX, to = 0;
 
+    memset(ret, 0, sizeof(*ret));
     while (scan->next < end) {
         uint64_t lo = scan->next;
         uint64_t hi = lo + index->chunk_bytes < end ? lo + index->chunk_bytes : end;
@@ -166,12 +168,15 @@ static bool next_window(struct part_scan *scan, struct window *ret)
         if (reader->wanted == NULL || reader->wanted(reader->arg, lo, hi)) {
             from = from == UINT64_MAX ? lo : from;
             to = hi;
+            ret->wanted[(lo - from) / index->chunk_bytes / 8] |=
+                (uint8_t)(1u << ((lo - from) / index->chunk_bytes % 8));
         }
     }
     if (from == UINT64_MAX) {
         return false;
     }
-    *ret = (struct window){.offset = from, .bytes = (uint32_t)(to - from)};
+    ret->offset = from;
+    ret->bytes = (uint32_t)(to - from);
     return true;
 }
 
@@ -209,6 +214,7 @@ static int read_ahead(struct part_scan *scan, struct bl_errmsg *msg)
     return 0;
 }
 
+/* Those that nobody wants, between others, may be what they are. */
 static int check_chunks(const struct ckpt_part_reader *reader, const struct window *window,
                         struct bl_errmsg *msg)
 {
@@ -219,8 +225,10 @@ static int check_chunks(const struct ckpt_part_reader *reader, const struct wind
         uint32_t left = window->bytes - at;
         uint32_t bytes = left < index->chunk_bytes ? left : index->chunk_bytes;
         uint32_t chunk = (uint32_t)((window->offset + at) / index->chunk_bytes);
+        uint32_t number = at / index->chunk_bytes;
 
-        if (bl_xxh3(window->data + at, bytes) == index->chunks[chunk]) {
+        if ((window->wanted[number / 8] >> number % 8 & 1) == 0 ||
+            bl_xxh3(window->data + at, bytes) == index->chunks[chunk]) {
             continue;
         }
         if (reader->bad_chunk != NULL) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of a repair: lock, manifest, part by part, the manifest once more if a part changed. */
+/* The order of a repair: lock, manifest, part by part, each with the manifest if it changed. */
 #include "ckpt/repair.h"
 
 #include <errno.h>
@@ -166,8 +166,7 @@ static int repair_manifest(struct repair *repair, struct bl_errmsg *msg)
     return 1;
 }
 
-/* Parts that had to be written with other bytes than they had are named anew. */
-static int rewrite_manifest(struct repair *repair, struct bl_errmsg *msg)
+int repair_put_manifest(struct repair *repair, struct bl_errmsg *msg)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -175,9 +174,6 @@ static int rewrite_manifest(struct repair *repair, struct bl_errmsg *msg)
 
     rc = rc < 0 ? rc : repair_put_file(repair, CKPT_MANIFEST_FILE, text, bytes, msg);
     free(text);
-    if (rc == 0) {
-        repair_told(repair, CKPT_MANIFEST_FILE, true, "names the parts that were written again");
-    }
     return rc;
 }
 
@@ -210,6 +206,80 @@ static int load_copies(struct repair *repair, struct bl_errmsg *msg)
                   "one without a good manifest is no copy");
     }
     return 0;
+}
+
+size_t repair_name_base(const char *name)
+{
+    size_t bytes = strlen(name), end = bytes;
+
+    while (end > 0 && name[end - 1] >= '0' && name[end - 1] <= '9') {
+        end--;
+    }
+    return end < bytes && end > 2 && memcmp(name + end - 2, REPAIR_NAME, 2) == 0 ? end - 2 : bytes;
+}
+
+/* The part's name in the name of its file, or of its index file; false: it is neither. */
+static bool file_part_name(enum ckpt_codec codec, const char *file, char ret[CKPT_PART_NAME_MAX])
+{
+    char suffix[CKPT_PART_FILE_MAX];
+    size_t bytes = strlen(file);
+
+    for (int index = 0; index < 2; index++) {
+        if (index) {
+            ckpt_part_index_file(suffix, "", codec);
+        } else {
+            ckpt_part_file(suffix, "", codec);
+        }
+        size_t end = strlen(suffix);
+
+        if (bytes > end && bytes - end < CKPT_PART_NAME_MAX &&
+            strcmp(file + bytes - end, suffix) == 0) {
+            snprintf(ret, CKPT_PART_NAME_MAX, "%.*s", (int)(bytes - end), file);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Is the file of a part that the manifest does not name, but one with the same base? Then a repair
+ * put it there and was killed before its manifest, or put another in its place. */
+static bool is_replaced(const struct repair *repair, const char *file)
+{
+    const struct ckpt_manifest *manifest = &repair->opened.manifest;
+    char name[CKPT_PART_NAME_MAX];
+    bool like = false;
+
+    if (!file_part_name(repair->codec, file, name)) {
+        return false;
+    }
+    for (uint32_t p = 0; p < manifest->part_count; p++) {
+        const char *named = manifest->parts[p].name;
+        size_t base = repair_name_base(named);
+
+        if (strcmp(named, name) == 0) {
+            return false;
+        }
+        like = like || (base == repair_name_base(name) && strncmp(named, name, base) == 0);
+    }
+    return like;
+}
+
+static void remove_replaced(struct repair *repair)
+{
+    char path[CKPT_PATH_MAX];
+    struct ckpt_names names = {0};
+
+    if (repair->job->dry_run ||
+        repair->io->ops->list(repair->io, repair->path, CKPT_ENTRIES_MAX, &names) < 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < names.count; i++) {
+        if (is_replaced(repair, names.names[i]) &&
+            ckpt_path_join(path, repair->path, names.names[i], NULL, NULL) == 0) {
+            BL_IGNORE(repair->io->ops->unlink(repair->io, path), "a file in the way of nobody");
+        }
+    }
+    ckpt_names_close(&names);
 }
 
 /* What a killed repair of this checkpoint was writing. */
@@ -258,6 +328,9 @@ static int repair_all(struct repair *repair, struct bl_errmsg *msg)
         }
     }
     rc = ckpt_codec_parse(manifest->codec, &repair->codec, msg);
+    if (rc == 0) {
+        remove_replaced(repair);
+    }
     for (uint32_t p = 0; p < manifest->part_count; p++) {
         repair->bytes_all += manifest->parts[p].bytes;
     }
@@ -265,7 +338,7 @@ static int repair_all(struct repair *repair, struct bl_errmsg *msg)
         rc = repair_part(repair, p, msg);
     }
     if (rc == 0 && repair->manifest_changed) {
-        rc = rewrite_manifest(repair, msg);
+        repair_told(repair, CKPT_MANIFEST_FILE, true, "names the parts that were written again");
     }
     return rc;
 }

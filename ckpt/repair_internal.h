@@ -9,6 +9,7 @@
 
 #define REPAIR_DIR    ".repair-%s.tmp" /* in the root: parts that are written again */
 #define REPAIR_SUFFIX ".repair"        /* of a file that will be renamed into place */
+#define REPAIR_NAME   "-r"             /* and a number: of a part that replaces another */
 
 struct repair {
     const struct ckpt_repair_job *job;
@@ -18,7 +19,7 @@ struct repair {
     struct ckpt_opened opened;      /* its manifest; indexes not loaded */
     struct ckpt_opened *copies;     /* owned; manifests of the copies, zeroed for those without */
     enum ckpt_codec codec;          /* of the checkpoint */
-    bool manifest_changed;          /* a part has other bytes than it had: written at the end */
+    bool manifest_changed;          /* a part has other bytes than it had, and another name */
     uint64_t bytes_done, bytes_all; /* of reading the parts */
 };
 
@@ -29,6 +30,12 @@ void repair_told(struct repair *repair, const char *file, bool done, const char 
 /* Writes a whole file beside its place and renames it there; nothing in a dry run. */
 BL_MUST_CHECK int repair_put_file(struct repair *repair, const char *name, const void *data,
                                   size_t bytes, struct bl_errmsg *msg);
+
+/* How many bytes of a part's name are its own, without what says that it replaces another. */
+size_t repair_name_base(const char *name);
+
+/* Writes the checkpoint's manifest as it is in memory; nothing in a dry run. */
+BL_MUST_CHECK int repair_put_manifest(struct repair *repair, struct bl_errmsg *msg);
 
 /* Is copy `c` cut so that one of its parts is byte for byte part `p`? Its file's (or, with `index`,
  * its index file's) path into `path`. */

@@ -279,33 +279,121 @@ static int rebuild_fetch(void *arg, uint32_t extent, uint64_t lo, uint64_t hi, v
     return rc;
 }
 
-/* Renames what was written into place: the part first, so that an index never stands over bytes
- * that are worse than what it had. */
-static int rebuild_place(struct repair *repair, uint32_t p, const char *temp,
-                         struct ckpt_part_result *written, struct bl_errmsg *msg)
+/* Renames file `file` of the directory with what was written to `to_file` of the checkpoint. */
+static int place_file(struct repair *repair, const char *temp, const char *file,
+                      const char *to_file, struct bl_errmsg *msg)
 {
-    struct ckpt_part *part = &repair->opened.manifest.parts[p];
-    char file[CKPT_PART_FILE_MAX], from[CKPT_PATH_MAX], to[CKPT_PATH_MAX];
+    char from[CKPT_PATH_MAX], to[CKPT_PATH_MAX];
+    int rc = ckpt_path_join(from, temp, file, NULL, msg);
+
+    rc = rc < 0 ? rc : ckpt_path_join(to, repair->path, to_file, NULL, msg);
+    return rc < 0 ? rc : ckpt_io_rename(repair->io, from, to, msg);
+}
+
+/* The part's file (its index file too) under the part's name, or under `name`. The part first, so
+ * that an index never stands over bytes that are worse than what it had. */
+static int place_files(struct repair *repair, const char *temp, const char *part_name,
+                       const char *name, struct bl_errmsg *msg)
+{
+    char file[CKPT_PART_FILE_MAX], to[CKPT_PART_FILE_MAX];
     int rc;
 
-    ckpt_part_file(file, part->name, repair->codec);
-    rc = ckpt_path_join(from, temp, file, NULL, msg);
-    rc = rc < 0 ? rc : ckpt_path_join(to, repair->path, file, NULL, msg);
-    rc = rc < 0 ? rc : ckpt_io_rename(repair->io, from, to, msg);
+    ckpt_part_file(file, part_name, repair->codec);
+    ckpt_part_file(to, name, repair->codec);
+    rc = place_file(repair, temp, file, to, msg);
     if (rc == 0 && repair->codec == CKPT_CODEC_NONE) {
-        ckpt_part_index_file(file, part->name, repair->codec);
-        rc = ckpt_path_join(from, temp, file, NULL, msg);
-        rc = rc < 0 ? rc : ckpt_path_join(to, repair->path, file, NULL, msg);
-        rc = rc < 0 ? rc : BL_FAILPOINT("repair-part");
-        rc = rc < 0 ? rc : ckpt_io_rename(repair->io, from, to, msg);
+        ckpt_part_index_file(file, part_name, repair->codec);
+        ckpt_part_index_file(to, name, repair->codec);
+        rc = BL_FAILPOINT("repair-part");
+        rc = rc < 0 ? rc : place_file(repair, temp, file, to, msg);
     }
-    rc = rc < 0 ? rc : ckpt_io_fsync_path(repair->io, repair->path, msg);
-    if (rc == 0 && written->index_digest != part->index_digest) {
+    return rc < 0 ? rc : ckpt_io_fsync_path(repair->io, repair->path, msg);
+}
+
+static void remove_files(struct repair *repair, const char *name)
+{
+    char file[CKPT_PART_FILE_MAX], path[CKPT_PATH_MAX];
+
+    for (int index = 0; index < 2; index++) {
+        if (index) {
+            ckpt_part_index_file(file, name, repair->codec);
+        } else {
+            ckpt_part_file(file, name, repair->codec);
+        }
+        if (ckpt_path_join(path, repair->path, file, NULL, NULL) == 0) {
+            BL_IGNORE(repair->io->ops->unlink(repair->io, path), "the next repair removes it");
+        }
+    }
+}
+
+/* NAME-r1, or with a higher number: a name that the manifest does not have. */
+static int rebuilt_name(const struct repair *repair, const char *old, char ret[CKPT_PART_NAME_MAX])
+{
+    const struct ckpt_manifest *manifest = &repair->opened.manifest;
+    int base = (int)repair_name_base(old);
+
+    for (uint32_t number = 1; number <= manifest->part_count + 1; number++) {
+        uint32_t p = 0;
+        int bytes = snprintf(ret, CKPT_PART_NAME_MAX, "%.*s" REPAIR_NAME "%u", base, old, number);
+
+        while (p < manifest->part_count && strcmp(manifest->parts[p].name, ret) != 0) {
+            p++;
+        }
+        if (p == manifest->part_count) {
+            return bytes < (int)CKPT_PART_NAME_MAX ? 0 : BL_ELIMIT;
+        }
+    }
+    return BL_ELIMIT;
+}
+
+/* The part has other bytes than the manifest says (another zstd, another chunk size): it goes
+ * beside the old one under a name of its own, and the new manifest is what replaces the one by the
+ * other. Before that all is as it was, after that all is good. */
+static int place_renamed(struct repair *repair, uint32_t p, const char *temp,
+                         const struct ckpt_part_result *written, struct bl_errmsg *msg)
+{
+    struct ckpt_part *part = &repair->opened.manifest.parts[p], old = *part;
+    struct ckpt_index index = {0};
+    char name[CKPT_PART_NAME_MAX];
+    int rc = rebuilt_name(repair, old.name, name);
+
+    if (rc < 0) {
+        return bl_err(msg, rc, "%s: no name for the part that replaces it", old.name);
+    }
+    rc = ckpt_part_index_load(repair->io, temp, old.name, repair->codec, &written->index_digest,
+                              &index, msg);
+    rc = rc < 0 ? rc : place_files(repair, temp, old.name, name, msg);
+    if (rc == 0) {
+        memcpy(part->name, name, sizeof(name));
         part->bytes = written->bytes;
         part->raw_bytes = written->raw_bytes;
         part->index_digest = written->index_digest;
-        repair->manifest_changed = true;
+        part->held = index.held;
+        for (uint32_t i = 0; i < part->held.extent_count; i++) {
+            part->held.extents[i].offset = 0; /* as a manifest has them */
+        }
+        rc = BL_FAILPOINT("repair-manifest");
+        rc = rc < 0 ? rc : repair_put_manifest(repair, msg);
+        if (rc == 0) {
+            index.held = old.held;
+            repair->manifest_changed = true;
+            remove_files(repair, old.name);
+        } else { /* whether the manifest took its place is not known: both parts stay */
+            *part = old;
+        }
     }
+    ckpt_index_close(&index);
+    return rc;
+}
+
+static int rebuild_place(struct repair *repair, uint32_t p, const char *temp,
+                         const struct ckpt_part_result *written, struct bl_errmsg *msg)
+{
+    const struct ckpt_part *part = &repair->opened.manifest.parts[p];
+    int rc = written->index_digest == part->index_digest
+                 ? place_files(repair, temp, part->name, part->name, msg)
+                 : place_renamed(repair, p, temp, written, msg);
+
     repair->result->bytes_written += rc < 0 ? 0 : written->bytes;
     return rc;
 }
