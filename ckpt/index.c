@@ -159,6 +159,12 @@ int ckpt_index_encode(const struct ckpt_index *index, uint8_t **ret_data, size_t
         return bl_err(msg, BL_ELIMIT, "index of %llu bytes, at most %u are allowed",
                       (unsigned long long)bytes, CKPT_INDEX_BYTES_MAX);
     }
+    if (index->held.tensor_count > CKPT_TENSORS_MAX ||
+        index->held.extent_count > CKPT_EXTENTS_MAX) {
+        return bl_err(msg, BL_ELIMIT, "index of %u tensors and %u extents, at most %d and %d",
+                      index->held.tensor_count, index->held.extent_count, CKPT_TENSORS_MAX,
+                      CKPT_EXTENTS_MAX);
+    }
     data = calloc(1, bytes);
     if (data == NULL) {
         return bl_err_code(msg, -ENOMEM, "index of %llu bytes", (unsigned long long)bytes);
@@ -403,10 +409,11 @@ static int decode_lists(struct ckpt_index *index, uint32_t tensors, uint32_t ext
                         const uint8_t *at, const uint8_t *end, struct bl_errmsg *msg)
 {
     uint64_t expect = index->data_offset;
+    uint64_t least = (uint64_t)tensors * tensor_bytes(1, 0) + (uint64_t)extents * extent_bytes(0);
     int rc = 0;
 
-    if (tensors > (size_t)(end - at) / INDEX_TENSOR_FIXED ||
-        extents > (size_t)(end - at) / extent_bytes(0)) {
+    /* In memory a tensor takes a dozen times what it takes here at least. */
+    if (least > (size_t)(end - at) || tensors > CKPT_TENSORS_MAX || extents > CKPT_EXTENTS_MAX) {
         return bl_err(msg, BL_EFORMAT, "index: %u tensors and %u extents do not fit", tensors,
                       extents);
     }

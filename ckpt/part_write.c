@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -31,12 +32,39 @@ static int expect_check(const struct ckpt_part_writer *writer, struct bl_errmsg 
                   writer->job->name, found, wanted);
 }
 
+/* The directories that say that what lies in .trash was retired are durable? Another engine may
+ * have moved it there just now: else, after a power loss, it could stand under its old name with
+ * our bytes. */
+static bool trash_is_durable(struct ckpt_io *io, const char *trash)
+{
+    char root[CKPT_PATH_MAX];
+    char *slash;
+
+    snprintf(root, sizeof(root), "%s", trash);
+    slash = strrchr(root, '/');
+    if (slash == NULL || slash == root) {
+        return false;
+    }
+    *slash = '\0';
+    return ckpt_io_fsync_path(io, trash, NULL) == 0 && ckpt_io_fsync_path(io, root, NULL) == 0;
+}
+
+/* Renames a file; an error after which it stands there nevertheless (a network file system repeats
+ * a request) is none. */
+static bool rename_file(struct ckpt_io *io, const char *from, const char *to)
+{
+    uint64_t size;
+    int rc = io->ops->rename(io, from, to);
+
+    return rc == 0 || (rc != -ENOENT && io->ops->size(io, to, &size) == 0);
+}
+
 /* Renames some part file of a retired checkpoint out of .trash to `path`; true when that worked. */
 static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
 {
     struct ckpt_names dirs = {0}, files = {0};
     char dir[CKPT_PATH_MAX], file[CKPT_PATH_MAX];
-    bool done = false;
+    bool done = false, durable = false;
 
     if (trash == NULL || io->ops->list(io, trash, CKPT_ENTRIES_MAX, &dirs) < 0) {
         return false;
@@ -49,9 +77,12 @@ static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
             continue;
         }
         for (uint32_t k = 0; k < files.count && !done; k++) {
-            done = ckpt_part_file_is(files.names[k]) &&
-                   ckpt_path_join(file, dir, files.names[k], NULL, NULL) == 0 &&
-                   io->ops->rename(io, file, path) == 0; /* another engine may be faster */
+            if (!ckpt_part_file_is(files.names[k])) {
+                continue;
+            }
+            durable = durable || trash_is_durable(io, trash);
+            done = durable && ckpt_path_join(file, dir, files.names[k], NULL, NULL) == 0 &&
+                   rename_file(io, file, path); /* another engine may be faster */
         }
         ckpt_names_close(&files);
     }
@@ -59,17 +90,27 @@ static bool recycle(struct ckpt_io *io, const char *trash, const char *path)
     return done;
 }
 
-/* Somebody keeps the retired file under another name (cp -al is a cheap way to keep a checkpoint):
- * it must not be written over. Then it only goes from here. */
-static bool recycled_is_shared(struct ckpt_io *io, const char *path)
+/* May the file be written over? Not when somebody keeps it under another name (cp -al is a cheap
+ * way to keep a checkpoint), and not when a repair, which took it for a checkpoint's, has it open.
+ * The lock is held as long as the descriptor. */
+static bool recycled_is_ours(int fd)
 {
     struct stat st;
 
-    if (stat(path, &st) == 0 && st.st_nlink == 1) {
-        return false;
+    return fstat(fd, &st) == 0 && st.st_nlink == 1 &&
+           (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
+}
+
+/* Opens the file, without O_DIRECT where that is refused. */
+static int file_open(struct ckpt_io *io, const char *path, int flags, bool *direct)
+{
+    int fd = io->ops->open(io, path, flags | (*direct ? O_DIRECT : 0), 0644);
+
+    if (fd == -EINVAL && *direct) { /* refused, but a new file may be there by now */
+        *direct = false;
+        fd = io->ops->open(io, path, flags & ~O_EXCL, 0644);
     }
-    BL_IGNORE(io->ops->unlink(io, path), "else it cannot be created anew, which tells");
-    return true;
+    return fd;
 }
 
 /* Opens the part's file, anew or recycled. */
@@ -77,23 +118,36 @@ static int part_open(struct ckpt_part_writer *writer, const char *trash,
                      struct ckpt_part_result *ret, struct bl_errmsg *msg)
 {
     struct ckpt_io *io = writer->io;
-    bool direct = (io->disable & CKPT_IO_NO_DIRECT) == 0;
+    bool direct = (io->disable & CKPT_IO_NO_DIRECT) == 0, wanted = direct;
     uint64_t size;
-    int flags;
+    int rc;
 
     if (io->ops->size(io, writer->path, &size) != -ENOENT) {
         return bl_err_code(msg, -EEXIST, "create %s", writer->path);
     }
-    ret->recycled = recycle(io, trash, writer->path) && !recycled_is_shared(io, writer->path);
-    flags = O_WRONLY | (ret->recycled ? 0 : O_CREAT | O_EXCL);
-    writer->fd = io->ops->open(io, writer->path, flags | (direct ? O_DIRECT : 0), 0644);
-    if (writer->fd == -EINVAL && direct) { /* refused, but a new file may be there by now */
-        direct = false;
-        snprintf(ret->note, sizeof(ret->note), "no O_DIRECT here");
-        writer->fd = io->ops->open(io, writer->path, flags & ~O_EXCL, 0644);
+    if (recycle(io, trash, writer->path)) {
+        writer->fd = file_open(io, writer->path, O_WRONLY, &direct);
+        ret->recycled = writer->fd >= 0 && recycled_is_ours(writer->fd);
+        if (!ret->recycled) { /* then it only goes from here */
+            if (writer->fd >= 0) {
+                BL_IGNORE(io->ops->close(io, writer->fd), "nothing was written");
+            }
+            rc = io->ops->unlink(io, writer->path);
+            if (rc < 0 && rc != -ENOENT) {
+                writer->fd = -1;
+                return bl_err_code(msg, rc, "unlink %s", writer->path);
+            }
+        }
+    }
+    if (!ret->recycled) {
+        direct = wanted;
+        writer->fd = file_open(io, writer->path, O_WRONLY | O_CREAT | O_EXCL, &direct);
     }
     if (writer->fd < 0) {
         return bl_err_code(msg, writer->fd, "create %s", writer->path);
+    }
+    if (direct != wanted) {
+        snprintf(ret->note, sizeof(ret->note), "no O_DIRECT here");
     }
     ret->direct = direct;
     return 0;

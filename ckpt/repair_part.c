@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 
 #include "base/failpoint.h"
 #include "base/file.h"
@@ -201,6 +203,27 @@ static int patch_chunk(struct repair *repair, uint32_t p, const struct look *loo
     return 1;
 }
 
+/* Opens a part to write into it. Beside a running job its checkpoint may be retired at any moment,
+ * and the file used again for the next save: who writes into one holds its lock, and what was
+ * locked must still be the checkpoint's. */
+static int patch_open(struct repair *repair, const char *path, int *ret_fd, struct bl_errmsg *msg)
+{
+    int fd = repair->io->ops->open(repair->io, path, O_WRONLY, 0);
+    struct stat ours, there;
+
+    if (fd < 0) {
+        return bl_err_code(msg, fd, "open %s", path);
+    }
+    if ((flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) || fstat(fd, &ours) != 0 ||
+        stat(path, &there) != 0 || ours.st_dev != there.st_dev || ours.st_ino != there.st_ino) {
+        BL_IGNORE(repair->io->ops->close(repair->io, fd), "nothing was written");
+        return bl_err(msg, BL_ECONFLICT,
+                      "%s: its checkpoint was retired meanwhile, and is used for another", path);
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
 /* All bad chunks. 1: all are repaired; 0: some are not, the part must be written again. */
 static int patch_chunks(struct repair *repair, uint32_t p, const struct look *look,
                         const char *path, struct bl_errmsg *msg)
@@ -209,8 +232,8 @@ static int patch_chunks(struct repair *repair, uint32_t p, const struct look *lo
     int fd = -1, rc = data == NULL ? bl_err_code(msg, -ENOMEM, "a chunk") : 1;
 
     if (rc > 0 && !repair->job->dry_run) {
-        fd = repair->io->ops->open(repair->io, path, O_WRONLY, 0);
-        rc = fd < 0 ? bl_err_code(msg, fd, "open %s", path) : 1;
+        rc = patch_open(repair, path, &fd, msg);
+        rc = rc < 0 ? rc : 1;
     }
     for (uint32_t i = 0; rc > 0 && i < look->bad_count; i++) {
         rc = patch_chunk(repair, p, look, look->bad[i], fd, path, data, msg);

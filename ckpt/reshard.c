@@ -369,15 +369,17 @@ static int write_parts(struct run *run, struct bl_errmsg *msg)
     return rc;
 }
 
-/* The one that is replaced goes to the trash only now, when all of the new one is durable but its
- * manifest. */
+/* The one that is replaced goes to the trash only when all of the new one is durable, its manifest
+ * too: from there on whoever opens the root next finishes what is cut off. */
 static int commit(struct run *run, struct bl_errmsg *msg)
 {
     struct ckpt_commit_result committed = {0};
     int rc = 0;
 
     if (run->job->force && run->result->dir[0] != '\0') {
-        rc = ckpt_trash_move(run->job->out, run->result->dir, msg);
+        rc = ckpt_compose(run->job->out, &run->attempt, &run->manifest,
+                          &run->result->manifest_digest, msg);
+        rc = rc < 0 ? rc : ckpt_trash_move(run->job->out, run->result->dir, msg);
     }
     rc = rc < 0 ? rc : BL_FAILPOINT("reshard-commit");
     rc = rc < 0 ? rc : ckpt_commit(run->job->out, &run->attempt, &run->manifest, &committed, msg);

@@ -58,6 +58,17 @@ finish_reshard() {
     check_tidy "$out"
 }
 
+# Another layout of the step is there, and is replaced.
+prepare_reshard_force() {
+    rm -rf "$out"
+    cp -a "$dir/replaced" "$out"
+}
+run_reshard_force() { "$tool" reshard "$src" --out "$out" --parts 3 --codec "$to" --force; }
+finish_reshard_force() {
+    finish_reshard
+    [ "$("$tool" ls --json "$out" | jq '.roots[0].checkpoints[0].parts')" = 3 ] || die "not replaced"
+}
+
 prepare_prune() {
     rm -rf "$out"
     cp -a "$src" "$out"
@@ -84,7 +95,12 @@ finish_repair() {
 }
 
 # Of the roots that are written: between a repair's beginning and end what was broken may be broken.
-check_between() { [ "$verb" = repair ] || check_root "$out"; }
+check_between() {
+    [ "$verb" = repair ] || check_root "$out"
+    # One of the two is there at any moment: it may be only under its attempt's name yet.
+    [ "$verb" != reshard_force ] || states_of "$out" | grep -qE ' (good|committing) ' ||
+        die "neither the old nor the new one is there: $(ls -a "$out")"
+}
 
 # try ACTION WANTED: operation after operation, until the command comes through.
 try() {
@@ -123,8 +139,8 @@ suffix=safetensors
     suffix=safetensors.zst
     to=none
 }
-[ "$verb" != reshard ] || [ "$from" = zstd ] || to=zstd
-"$tool" "$verb" --help >/dev/null 2>&1 || {
+[ "${verb%_force}" != reshard ] || [ "$from" = zstd ] || to=zstd
+"$tool" "${verb%_force}" --help >/dev/null 2>&1 || {
     echo "skipped: $verb is not built into this version" >&2
     exit 77
 }
@@ -133,6 +149,7 @@ command -v jq >/dev/null || {
     exit 77
 }
 "$make_root" "$src" $steps "$from"
+[ "$verb" != reshard_force ] || "$tool" reshard "$src" --out "$dir/replaced" --parts 2 >"$dir/log" 2>&1
 truth=$(sum_of "$src")
 try kill 137
 try error 3
