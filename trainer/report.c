@@ -52,6 +52,9 @@ static void write_metrics(int fd, const struct train_step_result *s, const doubl
                      "\"grad_norm\":%.17g,\"lr\":%.17g,\"tokens_per_s\":%.6g",
                      (unsigned long long)s->step, s->loss, (unsigned long long)bits, s->grad_norm,
                      s->lr, tokens_per_s);
+    if (s->idle > 0) {
+        n += snprintf(line + n, sizeof line - (size_t)n, ",\"pipeline_idle\":%.4f", s->idle);
+    }
     if (eval_loss != NULL) {
         n += snprintf(line + n, sizeof line - (size_t)n, ",\"eval_loss\":%.17g", *eval_loss);
     }

@@ -4,11 +4,12 @@
  * files, where they are wanted; and metrics.jsonl for programs, one object a line:
  *
  *     {"step":12,"loss":2.5,"loss_bits":"4004000000000000","grad_norm":..,"lr":..,
- *      "tokens_per_s":..,"eval_loss":..}
+ *      "tokens_per_s":..,"pipeline_idle":..,"eval_loss":..}
  *
  * Numbers have 17 digits, so they read back as the same bits; eval_loss is there at steps that
- * evaluated. A step that was done again after a recovery has a second line, equal but for
- * tokens_per_s.
+ * evaluated, pipeline_idle with more than one stage: the share of the passes' time in which the
+ * first stage waited. A step that was done again after a recovery has a second line, equal but for
+ * tokens_per_s and pipeline_idle.
  */
 #ifndef TRAINER_REPORT_H
 #define TRAINER_REPORT_H

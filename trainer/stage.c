@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 #define STAGE_RECEIVES 4u /* inputs that are asked for ahead */
@@ -26,7 +27,8 @@ struct train_stage {
     float *memory; /* of all messages */
     uint64_t memory_bytes;
     struct stage_message receives[STAGE_RECEIVES], sends[STAGE_SENDS];
-    int32_t *tokens; /* by set: [tokens], and as many targets */
+    uint64_t wait_ns, run_ns; /* of the last run */
+    int32_t *tokens;          /* by set: [tokens], and as many targets */
 };
 
 /* One run of a schedule. */
@@ -164,7 +166,13 @@ static int await(struct stage_run *run, struct stage_message *m, struct bl_errms
 {
     struct comm_request *request = m->request;
     m->request = NULL;
-    return comm_wait(run->comm, request, msg);
+    if (comm_is_done(request)) {
+        return comm_wait(run->comm, request, msg);
+    }
+    uint64_t before = bl_now_ns();
+    int rc = comm_wait(run->comm, request, msg);
+    run->stage->wait_ns += bl_now_ns() - before;
+    return rc;
 }
 
 static int receive(struct stage_run *run, const struct train_pipe_op *op, const float **ret,
@@ -303,7 +311,9 @@ int train_stage_run(struct train_stage *stage, const struct train_pipeline *pipe
                                      .poke = poke,
                                      .tp = work->hooks.tp};
     BL_ASSERT(pipeline->sets <= stage->config.sets && pipeline->chunks == stage->config.chunks);
+    uint64_t before = bl_now_ns();
     int rc = 0;
+    stage->wait_ns = stage->run_ns = 0;
     for (uint32_t i = 0; i < STAGE_SENDS; i++) {
         stage->sends[i].request = NULL; /* those of a run that failed went with its communicator */
     }
@@ -313,5 +323,11 @@ int train_stage_run(struct train_stage *stage, const struct train_pipeline *pipe
     for (uint32_t i = 0; rc == 0 && i < STAGE_SENDS; i++) {
         rc = stage->sends[i].request == NULL ? 0 : await(&run, &stage->sends[i], msg);
     }
+    stage->run_ns = bl_now_ns() - before;
     return rc;
+}
+
+double train_stage_idle(const struct train_stage *stage)
+{
+    return stage->run_ns == 0 ? 0 : (double)stage->wait_ns / (double)stage->run_ns;
 }

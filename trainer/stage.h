@@ -64,4 +64,8 @@ BL_MUST_CHECK int train_stage_run(struct train_stage *stage, const struct train_
                                   const struct train_work *work, struct comm *comm,
                                   struct kern_pool *pool, struct bl_errmsg *msg);
 
+/* Share of the last run's time in which this rank waited for messages; 0 with one stage. The first
+ * stage begins first and ends last, so its share is the pipeline's bubble. */
+double train_stage_idle(const struct train_stage *stage);
+
 #endif

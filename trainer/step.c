@@ -146,6 +146,7 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
         return rc;
     }
     ret->step = step;
+    ret->idle = train_stage_idle(rank->stage);
     ret->tokens = (uint64_t)t->global_batch * t->seq_len;
     ret->lr = train_lr_at(step, t->steps, t->warmup, t->lr, t->lr_min);
     ret->grad_norm = sqrt(squares) / (double)ret->tokens;

@@ -75,6 +75,7 @@ struct train_step_result {
     double lr;
     uint64_t tokens;
     float grad_scale; /* 1 / tokens times the clip factor */
+    double idle;      /* share of the passes' time that this rank waited for its neighbours */
 };
 
 /* Opens data and checks the model for a job. `rank` is caller's memory, ended by
