@@ -9,24 +9,10 @@
 IT_PACE_MS=20
 STEPS=60
 
-belay() {
-    "$CL_BIN/belay" "$@" --socket "$(cl_socket "$(cl_head)")"
-}
-
-# Stops the run after step $1 and waits for `belay run` to say so.
-stop_at() {
-    it_wait 20 "step $1" it_step_is "$1"
-    belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
-    it_wait 10 "the end of belay run" it_run_ended
-    [ "$(cl_run_code)" = 4 ] || it_fail "belay run left with $(cl_run_code) after a stop, not 4"
-    it_wait 5 "no rank and no shim left" it_nothing_runs
-    it_verify
-}
-
 # resume RANKS...: stopped at 15, gone on with so many ranks.
 resume() {
     it_begin 3 node0
-    stop_at 15
+    it_stop_at 15
     it_job "$1"
     cl_run "$JOB_FILE"
     it_end
@@ -45,7 +31,7 @@ case_resume_on_four() {
 
 case_resume_with_fresh_daemons() {
     it_begin 4 node0
-    stop_at 15
+    it_stop_at 15
     cl_node_kill node0 TERM
     it_node node0
     it_job 2
@@ -66,7 +52,7 @@ case_stop_without_ranks() {
     mv "$IT_DIR/my-train" "$IT_DIR/away"
     pkill -KILL -f "^$IT_DIR/my-train" || it_fail "no rank was there to kill"
     it_wait 10 "a run that waits" waits
-    belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
+    it_belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
     it_wait 10 "the end of belay run" it_run_ended
     [ "$(cl_run_code)" = 4 ] || it_fail "belay run left with $(cl_run_code) after a stop, not 4"
     [ "$(it_status .newest_disk.step)" -ge 15 ] || it_fail "the memory of the dead ranks was not saved"
@@ -83,7 +69,7 @@ waits() {
 # The head's state is gone: the root has all that is needed.
 case_recover_from_root() {
     it_begin 3 node0
-    stop_at 15
+    it_stop_at 15
     cl_node_kill node0 KILL
     rm -rf "$CL_DIR/node0" "$CL_DIR/run" "$JOB_FILE"
     it_node node0
@@ -97,7 +83,7 @@ case_recover_from_root() {
 # bits. (Copies without a codec: what `auto` does depends on the disk's pace.)
 case_recover_from_resharded() {
     it_begin 3 node0
-    stop_at 15
+    it_stop_at 15
     local tool="$CL_BIN/ckpt-tool" newest
     newest=$(ls -d "$CL_DIR"/checkpoints/step-*)
     newest=$(tail -n 1 <<<"$newest")
@@ -140,7 +126,7 @@ case_recover_after_a_crash() {
 # damaged NAME COMMAND...: the command is given the part's file.
 damaged() {
     it_begin 2 node0
-    stop_at 25
+    it_stop_at 25
     local newest part
     newest=$(find "$CL_DIR/checkpoints" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
     part=$(find "$newest" -name '*.safetensors*' | head -n 1)
@@ -269,7 +255,7 @@ case_save_on_request() {
     EVERY=1000
     it_begin 2 node0
     it_wait 20 "step 10" it_step_is 10
-    belay save >"$IT_DIR/out.log" 2>&1 || it_fail "belay save leaves with $?"
+    it_belay save >"$IT_DIR/out.log" 2>&1 || it_fail "belay save leaves with $?"
     compgen -G "$CL_DIR/checkpoints/step-*" >/dev/null || it_fail "belay save came back without a checkpoint"
     it_end
     it_verify
@@ -343,7 +329,7 @@ case_root_of_another_run() {
 # Another model under the same run_dir: never a silent start from nothing.
 case_run_dir_of_another_run() {
     it_begin 2 node0
-    stop_at 15
+    it_stop_at 15
     sed -i 's/dim: 32, hidden: 64/dim: 64, hidden: 64/' "$JOB_FILE"
     cl_run "$JOB_FILE"
     it_wait 10 "the refusal" it_run_ended

@@ -216,22 +216,24 @@ run_dir: ${RUN_DIR:-$CL_DIR/run}
 ranks: $1
 lanes: 4
 placement: {nodes: ${NODES:-1}}
-model: {layers: 2, dim: 32, hidden: 64, heads: 2, kv_heads: 1, vocab: 256}
+model: ${MODEL:-{layers: 2, dim: 32, hidden: 64, heads: 2, kv_heads: 1, vocab: 256\}}
 data: {files: [${TEXT:-$IT_DIR/text.txt}]}
 train: {global_batch: 4, micro_batch: 1, seq_len: 32, steps: ${STEPS:-40}, lr: 0.003, warmup: 5,
-        seed: 11}
+        seed: 11${TRAIN:+, $TRAIN}}
 backend: cpu
 threads: 1
 roots: ${ROOTS:-[{path: ${ROOT:-$CL_DIR/checkpoints}, shared: true, every: ${EVERY:-10}, keep: ${KEEP:-3}\}]}
 deadlines: ${DEADLINES:-{beat: 100ms, lease: 2s, step_floor: 2500ms, init_floor: 10s, load: 10s, save: 30s,
             join: 12s, restart: 6s, grace: 3s\}}
+${LAYOUT:+layout: $LAYOUT}
 ${COMMAND:+command: $COMMAND}
 YAML
 }
 
-# it_alone: the digest that every run of this job must end in, into IT_ALONE.
+# it_alone: the digest that every run of this job must end in, into IT_ALONE. ALONE_RANKS: of the
+# trainer alone, when the job's layout takes more than one.
 it_alone() {
-    IT_ALONE=$("$CL_BIN/belay-train" --job "$JOB_FILE" --ranks 1 --digest 2>"$IT_DIR/out.log" | cl_alone_digest)
+    IT_ALONE=$("$CL_BIN/belay-train" --job "$JOB_FILE" --ranks "${ALONE_RANKS:-1}" --digest 2>"$IT_DIR/out.log" | cl_alone_digest)
     [ -n "$IT_ALONE" ] || it_fail "the trainer alone prints no digest"
     rm -rf "$CL_DIR/run"
 }
@@ -244,6 +246,21 @@ it_begin() {
     it_alone
     it_cluster "$@"
     cl_run "$JOB_FILE"
+}
+
+# Belay's commands, to the head.
+it_belay() {
+    "$CL_BIN/belay" "$@" --socket "$(cl_socket "$(cl_head)")"
+}
+
+# it_stop_at STEP: stops the run after it and waits for `belay run` to say so.
+it_stop_at() {
+    it_wait 20 "step $1" it_step_is "$1"
+    it_belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
+    it_wait 10 "the end of belay run" it_run_ended
+    [ "$(cl_run_code)" = 4 ] || it_fail "belay run left with $(cl_run_code) after a stop, not 4"
+    it_wait 5 "no rank and no shim left" it_nothing_runs
+    it_verify
 }
 
 # it_ready STEP: waits for that step, then notes what there is before a fault.

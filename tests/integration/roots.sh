@@ -9,10 +9,6 @@
 IT_PACE_MS=20
 STEPS=60
 
-belay() {
-    "$CL_BIN/belay" "$@" --socket "$(cl_socket "$(cl_head)")"
-}
-
 # two_roots EVERY_LOCAL EVERY_SHARED [DEADLINE]: into ROOTS; with a deadline for what hangs.
 two_roots() {
     LOCAL=$CL_DIR/local
@@ -44,7 +40,7 @@ newest_of() {
 
 stop_at() {
     it_wait 20 "step $1" it_step_is "$1"
-    belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
+    it_belay stop >"$IT_DIR/out.log" 2>&1 || it_fail "belay stop leaves with $?"
     it_wait 10 "the end of belay run" it_run_ended
     [ "$(cl_run_code)" = 4 ] || it_fail "belay run left with $(cl_run_code) after a stop, not 4"
     it_wait 5 "no rank and no shim left" it_nothing_runs
@@ -147,7 +143,7 @@ status_needs() {
     it_status '.needs | join(" ")' | grep -q "$1"
 }
 status_shows() {
-    belay status >"$IT_DIR/out.log" 2>&1 # leaves with 1: somebody is needed
+    it_belay status >"$IT_DIR/out.log" 2>&1 # leaves with 1: somebody is needed
     grep -q "$1" "$IT_DIR/out.log"
 }
 # hang_for_ever ROOT [NODE]: every engine of that root is stopped as soon as it is there.
@@ -195,7 +191,7 @@ case_engine_ends_at_once() {
     it_job 2
     it_cluster node0
     local from
-    belay run "$JOB_FILE" >"$IT_DIR/out.log" 2>&1 && it_fail "belay run began without an engine"
+    it_belay run "$JOB_FILE" >"$IT_DIR/out.log" 2>&1 && it_fail "belay run began without an engine"
     grep -q "the checkpoint engine failed" "$IT_DIR/out.log" || it_fail "not refused for that reason"
     it_wait 10 "a first engine" died 1
     from=$(date +%s%3N)
