@@ -64,7 +64,8 @@ int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t 
     return rc == 0 ? new_table(&rank->model, job, 0, msg) : rc;
 }
 
-/* Gives back what the place needs; the model stays, so that there is always a table. */
+/* Gives back what the place needs. Model and weights stay: the next place often has the same part,
+ * and takes them as they are. */
 static void leave_place(struct train_rank *rank)
 {
     train_stage_free(rank->stage);
@@ -78,6 +79,10 @@ static void leave_place(struct train_rank *rank)
     train_gather_close(&rank->gather);
     train_shard_close(&rank->shard);
     train_pipeline_close(&rank->pipeline);
+}
+
+static void free_params(struct train_rank *rank)
+{
     bl_mem_free(rank->params, rank->params_bytes);
     rank->params = NULL;
     rank->params_bytes = 0;
@@ -87,6 +92,7 @@ void train_rank_close(struct train_rank *rank)
 {
     train_rank_leave(rank);
     leave_place(rank);
+    free_params(rank);
     free(rank->losses);
     train_model_free(rank->model);
     kern_pool_free(rank->pool);
@@ -142,22 +148,40 @@ static int place_model(struct train_rank *rank, const struct train_part *part,
                        struct bl_errmsg *msg)
 {
     const struct bl_job *job = rank->job;
-    struct train_model *model;
-    int rc = train_model_new_part(&model, &job->model, part, job->train.seq_len,
+    if (rank->has_passes && memcmp(&rank->part, part, sizeof *part) == 0) {
+        return 0;
+    }
+    rank->has_passes = 0; /* the old part's memory goes before the new one's is taken */
+    train_model_free(rank->model);
+    rank->model = NULL;
+    free_params(rank);
+    int rc = train_model_new_part(&rank->model, &job->model, part, job->train.seq_len,
                                   job->train.micro_batch, rank->threads, msg);
     if (rc != 0) {
         return rc;
     }
-    train_model_free(rank->model);
-    rank->model = model;
+    rank->part = *part;
+    rank->has_passes = 1;
+    return 0;
+}
+
+/* The working buffer, if there is one. */
+static int place_params(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    uint64_t bytes = train_model_buffer_elems(rank->model) * sizeof(float);
     if (has_fetch(rank)) {
+        free_params(rank);
         return 0;
     }
-    rank->params_bytes = train_model_buffer_elems(model) * sizeof(float);
-    rank->params = bl_mem_alloc(rank->params_bytes);
-    return rank->params != NULL ? 0
-                                : bl_err_code(msg, -ENOMEM, "%llu bytes for weights",
-                                              (unsigned long long)rank->params_bytes);
+    if (rank->params != NULL && rank->params_bytes == bytes) {
+        return 0;
+    }
+    free_params(rank);
+    rank->params_bytes = bytes;
+    rank->params = bl_mem_alloc(bytes);
+    return rank->params != NULL
+               ? 0
+               : bl_err_code(msg, -ENOMEM, "%llu bytes for weights", (unsigned long long)bytes);
 }
 
 static int place_stage(struct train_rank *rank, const struct train_part *part,
@@ -207,9 +231,13 @@ static int place_slices(struct train_rank *rank, struct bl_errmsg *msg)
 static int take_place(struct train_rank *rank, struct bl_errmsg *msg)
 {
     const struct bl_job *job = rank->job;
-    int rc = place_pipeline(rank, &rank->part, msg);
+    struct train_part part;
+    int rc = place_pipeline(rank, &part, msg);
     if (rc == 0) {
-        rc = place_model(rank, &rank->part, msg);
+        rc = place_model(rank, &part, msg);
+    }
+    if (rc == 0) {
+        rc = place_params(rank, msg);
     }
     if (rc == 0) {
         rc = train_shard_init(&rank->shard, rank->model, &rank->grid, job->zero, msg);

@@ -40,7 +40,9 @@ struct train_rank {
     const struct bl_job *job; /* kept */
     uint32_t threads;
     struct kern_pool *pool;
-    struct train_model *model; /* until train_rank_place: the table alone, of the first tp rank */
+    struct train_model *model; /* until train_rank_place: the table alone, of the first tp rank;
+                                  NULL after one that failed */
+    uint32_t has_passes;       /* the model is that of `part`, with its memory */
     struct train_data *data;
     double *losses;         /* of lanes or of evaluation batches */
     uint32_t micro_batches; /* of a lane in one step */

@@ -156,6 +156,25 @@ static void test_zero_0_replicas_of_a_pipeline_survive_kills(void **state)
     kill_in_grid("layout: {pp: 2, zero: 0}\n");
 }
 
+/* Two replicas, or one on two stages, of two tensor parallel ranks each. */
+static void test_tensor_parallel_ranks_survive_kills(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"layout: {tp: 2}\n", "layout: {tp: 2, pp: 2}\n"};
+    static const char *const fails[] = {"mid-forward@3:kill:3", "voted-unapplied@1:kill:2",
+                                        "mid-apply@2:kill:3", "mid-gather@1:kill:3"};
+    for (uint32_t pp = 1; pp <= 2; pp++) {
+        struct setup s;
+        setup_layout(&s, 4, layouts[pp - 1]);
+        for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+            struct fake_run run = {
+                .ranks = 4, .tp = 2, .pp = pp, .respawn = (i + pp) % 2, .fail = fails[i]};
+            run_and_compare(&s, &run, 1);
+        }
+        train_bench_close(&s.bench);
+    }
+}
+
 static void test_pipeline_is_cut_again_when_no_replica_fits(void **state)
 {
     (void)state;
@@ -295,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_others_go_on_without_a_lost_rank),
         cmocka_unit_test(test_rank_of_a_pipeline_killed_at_any_failpoint_changes_no_bit),
         cmocka_unit_test(test_zero_0_replicas_of_a_pipeline_survive_kills),
+        cmocka_unit_test(test_tensor_parallel_ranks_survive_kills),
         cmocka_unit_test(test_pipeline_is_cut_again_when_no_replica_fits),
         cmocka_unit_test(test_zero_3_ranks_survive_kills),
         cmocka_unit_test(test_two_ranks_die_one_after_the_other),
