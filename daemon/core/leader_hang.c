@@ -215,8 +215,8 @@ void leader_hang_step(struct core_leader *l)
             return; /* leases rule over nodes that are away */
         }
     }
-    if (age < deadline) {
-        return;
+    if (age < deadline || !leader_change_is_free(l)) {
+        return; /* what was judged is on its way to the store: not twice */
     }
     if (hang_culprits(l, age, 0, l->step_hangs > 0) == 0) {
         leader_event(l, CORE_EVENT_HANG_UNKNOWN)->value_ms = age;
@@ -230,7 +230,7 @@ void leader_hang_load(struct core_leader *l)
 {
     uint64_t age = l->now_ms - l->phase_ms;
 
-    if (age < l->config.deadlines.load) {
+    if (age < l->config.deadlines.load || !leader_change_is_free(l)) {
         return;
     }
     if (hang_culprits(l, age, 1, l->load_hangs > 0) == 0) {

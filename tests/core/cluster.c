@@ -341,6 +341,10 @@ static int cluster_effect(struct cluster *c)
         node_told(c, (uint32_t)strtoul(e.node + 1, NULL, 10));
         break;
     case CORE_LEADER_STORE:
+        if (c->hold_store) {
+            c->held_put = e.op;
+            break;
+        }
         c->opens += core_leader_record(c->leader)->phase == WIRE_PHASE_OPEN;
         wire_record_close(&c->stored);
         BL_ASSERT(wire_record_copy(&c->stored, core_leader_record(c->leader)) == 0);

@@ -53,6 +53,8 @@ struct cluster {
     int commit_rc;
     uint32_t commit_failed; /* bits: roots that commits fail on */
     int hold_commit, hold_scan;
+    int hold_store;       /* puts are not answered while it is set */
+    uint64_t held_put;    /* op of one that is not answered yet; 0 none */
     uint64_t held_commit; /* attempt that is not answered */
     uint32_t scans;
     uint32_t held_roots;                /* bits: their parts are not written */

@@ -282,6 +282,28 @@ static void test_numbers_tell_within_a_stage(void **state)
     assert_int_equal(HANGS(2, 12, 4, 12, 0, 1, 0, 1), 0);
 }
 
+/* The store takes its time with OPEN: the hang is not judged again meanwhile. */
+static void test_a_hang_is_judged_once_while_the_store_is_slow(void **state)
+{
+    struct cluster c;
+    (void)state;
+    hybrid_run(&c, 1, 4, 2, 1, 2);
+    for (uint32_t r = 0; r < 4; r++) {
+        cluster_rank(&c, r)->beat = (struct wire_beat){.step = 3, .collective = 9, .waiting = 1};
+    }
+    c.hold_store = 1;
+    cluster_pass(&c, 4000);
+    assert_int_equal(c.events[CORE_EVENT_HANG_UNKNOWN], 1);
+    assert_int_equal(c.events[CORE_EVENT_RANK_KILLED], 0);
+    assert_true(c.held_put != 0);
+    c.hold_store = 0;
+    core_leader_on_store_done(c.leader, c.held_put, -28, 0, c.now); /* and then fails */
+    cluster_pass(&c, 3000);
+    layout_is(&c, WIRE_PHASE_RUNNING, 2, 1, 2);
+    assert_int_equal(c.events[CORE_EVENT_RANK_KILLED], 0);
+    cluster_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -296,6 +318,7 @@ int main(void)
         cmocka_unit_test(test_the_only_one_that_does_not_wait_is_the_culprit),
         cmocka_unit_test(test_victims_of_another_stage_are_never_named),
         cmocka_unit_test(test_numbers_tell_within_a_stage),
+        cmocka_unit_test(test_a_hang_is_judged_once_while_the_store_is_slow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

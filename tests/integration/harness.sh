@@ -205,8 +205,8 @@ it_cluster() {
     for node in "$@"; do it_node "$node"; done
 }
 
-# it_job RANKS: writes job.yaml. STEPS, EVERY, KEEP, NODES, ROOT, RUN_DIR, ROOTS, COMMAND and
-# DEADLINES may say otherwise than the defaults here.
+# it_job RANKS: writes job.yaml. STEPS, EVERY, KEEP, NODES, ROOT, RUN_DIR, ROOTS, COMMAND, LANES,
+# LAYOUT, MODEL, TRAIN and DEADLINES may say otherwise than the defaults here.
 it_job() {
     [ -s "$IT_DIR/text.txt" ] || cat "$BL_ROOT/LICENSE" "$BL_ROOT/LICENSE" >"$IT_DIR/text.txt"
     JOB_FILE=$CL_DIR/job.yaml
@@ -214,7 +214,8 @@ it_job() {
 name: $JOB
 run_dir: ${RUN_DIR:-$CL_DIR/run}
 ranks: $1
-lanes: 4
+lanes: ${LANES:-4}
+${LAYOUT:+layout: $LAYOUT}
 placement: {nodes: ${NODES:-1}}
 model: ${MODEL:-{layers: 2, dim: 32, hidden: 64, heads: 2, kv_heads: 1, vocab: 256\}}
 data: {files: [${TEXT:-$IT_DIR/text.txt}]}

@@ -61,6 +61,7 @@ enum sim_main { /* where a rank's main thread is */
                 SIM_CONNECT,
                 SIM_READY,
                 SIM_COMPUTE,
+                SIM_RECEIVE, /* waits for what another pipeline stage sends */
                 SIM_COLLECTIVE,
                 SIM_VOTE,
                 SIM_APPLY,
@@ -78,6 +79,7 @@ struct sim_rank {
     enum sim_main at;
     uint64_t token; /* of the main thread's present course */
     uint64_t step;  /* being worked on */
+    uint32_t pass;  /* of the step's, with pipelines: forwards, then backwards */
     uint32_t want_park, want_leave;
     int prev_slot, next_slot; /* of step - 1 and step */
     uint32_t sealing;         /* the seal thread is at work */
@@ -129,7 +131,9 @@ struct sim_attempt {
 
 struct sim_generation { /* what the world knows of a generation, for barriers and checks */
     uint64_t generation, step, print;
-    uint32_t world, fresh;
+    uint32_t world, fresh, tp, pp;
+    uint32_t leaders;    /* that had begun by then */
+    uint64_t passes[64]; /* done since the generation began, over all steps */
     uint64_t incarnations[64];
     uint32_t nodes[64];
     uint64_t entered[64], voted[64], sealed[64], connected[64];
@@ -140,6 +144,10 @@ struct sim_generation { /* what the world knows of a generation, for barriers an
 
 struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t ranks, nodes, steps, elems, head_ranks;
+    uint32_t tp, pp;    /* of a hybrid; else 1 */
+    uint32_t is_hybrid; /* state is cut into boxes and stages */
+    uint32_t same;      /* replicas hold the same (ZeRO 0) */
+    uint32_t only_hangs;
     uint32_t loss, repeat, late;
     uint32_t late_ms;   /* at most */
     uint32_t vote_late; /* votes on top of that, up to two seconds */
@@ -196,7 +204,7 @@ struct sim {
     struct sim_rank **ranks;
     uint32_t rank_count;
     struct sim_leader leaders[16];
-    uint32_t leader_count;
+    uint32_t leader_count, leaders_begun;
     uint32_t head; /* node where members look for the leader */
     struct sim_store store;
     struct sim_checkpoint *disk;
@@ -257,6 +265,22 @@ void sim_main_later(struct sim *sim, struct sim_rank *rank, uint64_t delay, sim_
 struct sim_rank *sim_main_of(struct sim *sim, struct sim_event *event);
 void sim_comm_error(struct sim *sim, struct sim_rank *rank, const char *text);
 
+int sim_rank_in(const struct sim_generation *g, const struct sim_rank *rank);
+void sim_rank_progress(struct sim *sim, struct sim_rank *rank, uint32_t section, uint32_t waiting);
+/* Is a peer of the generation known to be gone? Then a communication error is on its way. */
+int sim_peers_gone(struct sim *sim, struct sim_rank *rank, const struct sim_generation *g);
+/* All passes of the step are done: into the collective. */
+void sim_rank_enter(struct sim *sim, struct sim_rank *rank);
+
+/* sim_pipe.c: passes of a step through pipeline stages */
+void sim_pipe_begin(struct sim *sim, struct sim_rank *rank);
+/* Wakes whoever of the generation has got what it waited for. */
+void sim_pipe_wake(struct sim *sim, const struct sim_generation *g);
+/* Extents of a rank of a hybrid. */
+void sim_hybrid_extents(struct sim *sim, struct bl_extent_list *list, uint32_t rank,
+                        const struct wire_plan *plan);
+void sim_hybrid_draw(struct sim *sim);
+
 /* sim_load.c */
 void sim_rank_load(struct sim *sim, struct sim_rank *rank);
 void sim_seal_start(struct sim *sim, struct sim_rank *rank, uint64_t step, int slot);
@@ -270,7 +294,7 @@ void sim_links(struct sim *sim);
 void sim_on_rank_report(struct sim *sim, struct sim_event *event);
 void sim_on_rank_exit(struct sim *sim, struct sim_event *event);
 struct sim_arena *sim_arena_make(struct sim *sim, struct sim_node *node, uint64_t incarnation,
-                                 uint32_t rank, uint32_t world);
+                                 uint32_t rank, const struct wire_plan *plan);
 struct sim_arena *sim_arena_find(struct sim *sim, uint64_t id);
 void sim_arena_free(struct sim_arena *arena);
 void sim_arenas_tell(struct sim *sim, struct sim_node *node);
@@ -300,6 +324,8 @@ struct sim_generation *sim_generation_of(struct sim *sim, uint64_t generation);
 /* The plan was handed to a rank: it must be durable and the only one of its generation. */
 void sim_check_plan(struct sim *sim, const struct wire_plan *plan);
 void sim_check_go(struct sim *sim, uint64_t generation);
+/* The leader names a rank that hangs. */
+void sim_check_hung(struct sim *sim, const struct core_event *event);
 void sim_check_unanimous(struct sim *sim, uint64_t generation, uint64_t step);
 void sim_check_begin(struct sim *sim, const struct sim_rank *rank, uint64_t generation,
                      uint64_t step);

@@ -50,6 +50,62 @@ static uint64_t plan_print(const struct wire_plan *plan)
     return print;
 }
 
+static int rank_of(const struct sim_generation *g, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < g->world; i++) {
+        if (g->incarnations[i] == incarnation) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+/* A replica all of whose ranks are members again: do they have the places that they had? */
+static void check_places(struct sim *sim, const struct sim_generation *g,
+                         const struct sim_generation *was)
+{
+    uint32_t copy = was->tp * was->pp;
+    for (uint32_t d = 0; d < was->world / copy; d++) {
+        uint32_t members = 0;
+        uint32_t moved = 0;
+        for (uint32_t i = 0; i < copy; i++) {
+            int rank = rank_of(g, was->incarnations[d * copy + i]);
+            members += rank >= 0;
+            moved += rank >= 0 && (uint32_t)rank % copy != i;
+        }
+        if (members == copy && moved) {
+            sim_fail(sim, "layout: generation %llu moves %u ranks of replica %u, which is whole",
+                     (unsigned long long)g->generation, moved, d);
+        }
+    }
+}
+
+static void check_layout(struct sim *sim, const struct sim_generation *g)
+{
+    const struct sim_profile *p = &sim->profile;
+    const struct sim_generation *was = sim_generation_of(sim, sim->store.running_generation);
+    uint32_t copy = g->tp * g->pp;
+
+    if (g->tp != p->tp || g->pp < 1 || g->pp > p->pp || g->world % copy ||
+        (g->pp < p->pp && g->world != copy)) {
+        sim_fail(sim, "layout: generation %llu has %u ranks in copies of %u x %u, the job %u x %u",
+                 (unsigned long long)g->generation, g->world, g->tp, g->pp, p->tp, p->pp);
+    }
+    /* A leader that found a plan on its way knows less of who holds what. */
+    if (was && was->generation < g->generation && was->pp == g->pp && was->leaders == g->leaders) {
+        check_places(sim, g, was);
+    }
+}
+
+/* Where nothing but hangs goes wrong, who is named has hung since the step began. */
+void sim_check_hung(struct sim *sim, const struct core_event *event)
+{
+    const struct sim_rank *rank = sim_rank_find(sim, event->incarnation);
+    if (sim->profile.only_hangs && rank && !rank->hung && sim->now - rank->stopped_ms > 3000) {
+        sim_fail(sim, "hang: rank %u is named (%s), and did not hang", event->rank, event->text);
+    }
+}
+
 void sim_check_plan(struct sim *sim, const struct wire_plan *plan)
 {
     const struct wire_record *record = &sim->store.record;
@@ -76,6 +132,9 @@ void sim_check_plan(struct sim *sim, const struct wire_plan *plan)
     g->step = plan->step;
     g->fresh = plan->fresh;
     g->world = plan->world;
+    g->tp = plan->tp;
+    g->pp = plan->pp;
+    g->leaders = sim->leaders_begun;
     g->print = plan_print(plan);
     g->begun_max = plan->step;
     g->started_ms = sim->now;
@@ -84,6 +143,7 @@ void sim_check_plan(struct sim *sim, const struct wire_plan *plan)
         g->nodes[i] = (uint32_t)strtoul(plan->members[i].node + 1, NULL, 10);
         g->sealed[i] = plan->step;
     }
+    check_layout(sim, g);
 }
 
 void sim_check_go(struct sim *sim, uint64_t generation)
@@ -167,7 +227,14 @@ uint32_t sim_arena_elem(const struct sim_arena *arena, uint32_t e)
             for (uint32_t t = 0; t < extent->tensor; t++) {
                 first += (uint32_t)bl_tensor_elems(&arena->extents.tensors[t]);
             }
-            return first + (uint32_t)extent->flat_lo + (e - base);
+            if (arena->extents.tensors[extent->tensor].dims == 1) {
+                return first + (uint32_t)extent->flat_lo + (e - base);
+            }
+            uint64_t wide = extent->hi[1] - extent->lo[1];
+            uint64_t at = extent->flat_lo + (e - base);
+            uint64_t row = extent->lo[0] + at / wide;
+            uint64_t columns = arena->extents.tensors[extent->tensor].shape[1];
+            return first + (uint32_t)(row * columns + extent->lo[1] + at % wide);
         }
         base += count;
     }

@@ -264,5 +264,9 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
         p->kinds = SIM_AIM | SIM_KILL;
         p->steps = 90;
     }
+    p->tp = p->pp = 1;
     p->faults = sim_chance(sim, 100) ? 0 : 1 + (uint32_t)sim_below(sim, 8);
+    if (!ranks && !p->vote_late && p->fault_ms != 3000 && bl_mix64(~sim->seed) % 10 < 4) {
+        sim_hybrid_draw(sim);
+    }
 }

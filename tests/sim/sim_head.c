@@ -77,6 +77,7 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
     leader->epoch = epoch;
     leader->incarnation = sim_random(sim);
     leader->id = ++sim->connections;
+    sim->leaders_begun++;
     leader->in_use = 1;
     struct core_root roots[SIM_ROOTS_MAX];
     for (uint32_t r = 0; r < sim->profile.roots; r++) {
@@ -90,6 +91,8 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
                                         .secret = 1,
                                         .ranks = sim->ranks_wanted,
                                         .lanes = 64,
+                                        .tp = sim->profile.tp,
+                                        .pp = sim->profile.pp,
                                         .nodes_min = 1,
                                         .steps = sim->profile.steps,
                                         .deadlines = {.beat = 50,
@@ -494,6 +497,9 @@ void sim_leader_drain(struct sim *sim, struct sim_leader *leader)
             break;
         case CORE_LEADER_EVENT: {
             const struct core_event_info *info = core_event_find(e.event.code);
+            if (e.event.code == CORE_EVENT_RANK_HUNG) {
+                sim_check_hung(sim, &e.event);
+            }
             sim_trace(sim, "event %s g%llu step %llu rank %d %s %s", info ? info->name : "?",
                       (unsigned long long)e.event.generation, (unsigned long long)e.event.step,
                       (int)e.event.rank, e.event.node, e.event.text);

@@ -126,7 +126,7 @@ void sim_rank_load(struct sim *sim, struct sim_rank *rank)
     uint32_t index = 0;
     const struct wire_plan *plan = wire_session_plan(rank->session, &index);
     struct sim_node *node = &sim->nodes[rank->node];
-    struct sim_arena *fresh = sim_arena_make(sim, node, rank->incarnation, index, plan->world);
+    struct sim_arena *fresh = sim_arena_make(sim, node, rank->incarnation, index, plan);
 
     if (rank->arena && bl_extent_list_equal(&rank->arena->extents, &fresh->extents)) {
         node->arena_count--; /* the layout is unchanged: the arena stays */

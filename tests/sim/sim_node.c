@@ -47,13 +47,17 @@ static void arena_extents(struct sim *sim, struct bl_extent_list *list, uint32_t
 }
 
 struct sim_arena *sim_arena_make(struct sim *sim, struct sim_node *node, uint64_t incarnation,
-                                 uint32_t rank, uint32_t world)
+                                 uint32_t rank, const struct wire_plan *plan)
 {
     struct sim_arena *arena = sim_alloc(1, sizeof(*arena));
     arena->id = sim_random(sim);
     arena->incarnation = incarnation;
     arena->node = node->index;
-    arena_extents(sim, &arena->extents, rank, world);
+    if (sim->profile.is_hybrid) {
+        sim_hybrid_extents(sim, &arena->extents, rank, plan);
+    } else {
+        arena_extents(sim, &arena->extents, rank, plan->world);
+    }
     for (uint32_t i = 0; i < arena->extents.extent_count; i++) {
         arena->elems += (uint32_t)bl_extent_elems(&arena->extents.extents[i]);
     }

@@ -49,8 +49,7 @@ struct sim_rank *sim_main_of(struct sim *sim, struct sim_event *event)
     return rank;
 }
 
-static void rank_progress(struct sim *sim, struct sim_rank *rank, uint32_t section,
-                          uint32_t waiting)
+void sim_rank_progress(struct sim *sim, struct sim_rank *rank, uint32_t section, uint32_t waiting)
 {
     rank->section = section;
     rank->waiting = waiting;
@@ -63,7 +62,7 @@ static void rank_goto(struct sim_rank *rank, enum sim_main at)
     rank->token++;
 }
 
-static int rank_in(const struct sim_generation *g, const struct sim_rank *rank)
+int sim_rank_in(const struct sim_generation *g, const struct sim_rank *rank)
 {
     for (uint32_t i = 0; i < g->world; i++) {
         if (g->incarnations[i] == rank->incarnation) {
@@ -79,7 +78,7 @@ static void main_vote(struct sim *sim, struct sim_rank *rank)
     rank->at = SIM_VOTE;
     int rc = wire_session_vote(rank->session, rank->step, flags, sim->now);
     struct sim_generation *g = sim_generation_of(sim, rank->generation);
-    int at = g && rc == 0 ? rank_in(g, rank) : -1;
+    int at = g && rc == 0 ? sim_rank_in(g, rank) : -1;
     if (at >= 0) {
         g->voted[at] = rank->step;
     }
@@ -97,7 +96,7 @@ static void on_collective_done(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
     if (rank && rank->at == SIM_COLLECTIVE) {
-        rank_progress(sim, rank, BELAY_SECTION_STEP, 0);
+        sim_rank_progress(sim, rank, BELAY_SECTION_STEP, 0);
         main_vote(sim, rank);
         sim_rank_drain(sim, rank);
     }
@@ -163,39 +162,44 @@ void sim_barriers(struct sim *sim)
             barrier_check(sim, g, SIM_COLLECTIVE, rank->step);
         } else if (rank->alive && g && rank->at == SIM_CONNECT) {
             barrier_check(sim, g, SIM_CONNECT, 1);
+        } else if (rank->alive && g && rank->at == SIM_RECEIVE) {
+            sim_pipe_wake(sim, g);
         }
+    }
+}
+
+void sim_rank_enter(struct sim *sim, struct sim_rank *rank)
+{
+    struct sim_generation *g = sim_generation_of(sim, rank->generation);
+    int at = g ? sim_rank_in(g, rank) : -1;
+    rank->at = SIM_COLLECTIVE;
+    rank->collective++;
+    sim_rank_progress(sim, rank, BELAY_SECTION_STEP, 1);
+    if (at >= 0) {
+        g->entered[at] = rank->step;
+        barrier_check(sim, g, SIM_COLLECTIVE, rank->step);
+        /* Somebody's end may have been missed before: then the connection is broken. */
+        sim_peers_gone(sim, rank, g);
     }
 }
 
 static void on_computed(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
-    if (!rank || rank->at != SIM_COMPUTE) {
-        return;
-    }
-    struct sim_generation *g = sim_generation_of(sim, rank->generation);
-    int at = g ? rank_in(g, rank) : -1;
-    rank->at = SIM_COLLECTIVE;
-    rank->collective++;
-    rank_progress(sim, rank, BELAY_SECTION_STEP, 1);
-    if (at >= 0) {
-        g->entered[at] = rank->step;
-        barrier_check(sim, g, SIM_COLLECTIVE, rank->step);
-        /* Somebody's end may have been missed before: then the connection is broken. */
-        for (uint32_t i = 0; i < g->world; i++) {
-            struct sim_rank *peer = sim_rank_find(sim, g->incarnations[i]);
-            if (!peer || !peer->alive || peer->generation != g->generation) {
-                sim_comm_error(sim, rank, "a peer is gone");
-                return;
-            }
-        }
+    if (rank && rank->at == SIM_COMPUTE) {
+        sim_rank_enter(sim, rank);
     }
 }
 
 void sim_rank_compute(struct sim *sim, struct sim_rank *rank)
 {
     rank_goto(rank, SIM_COMPUTE);
-    rank_progress(sim, rank, BELAY_SECTION_STEP, 0);
+    sim_rank_progress(sim, rank, BELAY_SECTION_STEP, 0);
+    const struct sim_generation *g = sim_generation_of(sim, rank->generation);
+    if (g && g->pp > 1) {
+        sim_pipe_begin(sim, rank);
+        return;
+    }
     sim_main_later(sim, rank, (3 + sim_below(sim, 10)) * sim->profile.slow, on_computed);
 }
 
@@ -232,7 +236,7 @@ static void on_sealed(struct sim *sim, struct sim_event *event)
         sim_fail(sim, "sealed %llu: %d", (unsigned long long)rank->sealing_step, rc);
     }
     struct sim_generation *g = sim_generation_of(sim, rank->generation);
-    int at = g ? rank_in(g, rank) : -1;
+    int at = g ? sim_rank_in(g, rank) : -1;
     if (at >= 0 && rank->sealing_step > g->sealed[at]) {
         g->sealed[at] = rank->sealing_step;
     }
@@ -316,7 +320,7 @@ void sim_rank_park(struct sim *sim, struct sim_rank *rank)
     sim_check_parked(sim, rank);
     rank_goto(rank, SIM_WAIT);
     rank->generation = 0;
-    rank_progress(sim, rank, BELAY_SECTION_LOAD, 0);
+    sim_rank_progress(sim, rank, BELAY_SECTION_LOAD, 0);
     if (sim_chance(sim, 500)) {
         sim_aimed(sim, rank, SIM_AT_PARKED);
     }
@@ -326,7 +330,7 @@ void sim_rank_leave(struct sim *sim, struct sim_rank *rank)
 {
     rank_goto(rank, SIM_LEAVE);
     rank->want_leave = 0;
-    rank_progress(sim, rank, BELAY_SECTION_LEAVE, 0);
+    sim_rank_progress(sim, rank, BELAY_SECTION_LEAVE, 0);
     wire_session_leave(rank->session, 0);
     sim_aimed(sim, rank, SIM_AT_LEAVE);
 }
@@ -334,7 +338,8 @@ void sim_rank_leave(struct sim *sim, struct sim_rank *rank)
 static void on_comm_error(struct sim *sim, struct sim_event *event)
 {
     struct sim_rank *rank = sim_main_of(sim, event);
-    if (rank && (rank->at == SIM_COLLECTIVE || rank->at == SIM_CONNECT)) {
+    if (rank &&
+        (rank->at == SIM_COLLECTIVE || rank->at == SIM_CONNECT || rank->at == SIM_RECEIVE)) {
         wire_session_failed(rank->session, BL_EPEER, "a peer is gone");
         sim_rank_park(sim, rank);
         sim_rank_drain(sim, rank);
@@ -463,7 +468,7 @@ static void rank_effect(struct sim *sim, struct sim_rank *rank, const struct wir
         rank->generation = wire_session_generation(rank->session);
         sim_check_plan(sim, wire_session_plan(rank->session, NULL));
         rank_goto(rank, SIM_LOAD);
-        rank_progress(sim, rank, BELAY_SECTION_LOAD, 0);
+        sim_rank_progress(sim, rank, BELAY_SECTION_LOAD, 0);
         sim_rank_load(sim, rank);
         break;
     case WIRE_EFFECT_GO:
@@ -576,7 +581,8 @@ void sim_rank_die(struct sim *sim, struct sim_rank *rank, int code, int signal, 
     for (uint32_t i = 0; i < sim->rank_count; i++) {
         struct sim_rank *peer = sim->ranks[i];
         if (peer->alive && peer->generation && peer->generation == rank->generation &&
-            (peer->at == SIM_COLLECTIVE || peer->at == SIM_CONNECT) && sim_chance(sim, 600)) {
+            (peer->at == SIM_COLLECTIVE || peer->at == SIM_CONNECT || peer->at == SIM_RECEIVE) &&
+            sim_chance(sim, 600)) {
             sim_comm_error(sim, peer, "a peer is gone");
         }
     }

@@ -185,7 +185,8 @@ static void sim_ended(struct sim *sim)
         for (uint32_t i = 0; i < sim->leader_count; i++) {
             sim_leader_stop(sim, &sim->leaders[i]);
         }
-        sim->ranks_wanted = 1 + (uint32_t)sim_below(sim, sim->profile.ranks);
+        uint32_t copy = sim->profile.tp * sim->profile.pp;
+        sim->ranks_wanted = copy * (1 + (uint32_t)sim_below(sim, sim->profile.ranks / copy));
         sim_trace(sim, "resume with %u ranks", sim->ranks_wanted);
         sim_leader_start(sim, head, sim->store.epoch);
         sim_links(sim);
