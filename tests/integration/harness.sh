@@ -226,7 +226,6 @@ threads: 1
 roots: ${ROOTS:-[{path: ${ROOT:-$CL_DIR/checkpoints}, shared: true, every: ${EVERY:-10}, keep: ${KEEP:-3}\}]}
 deadlines: ${DEADLINES:-{beat: 100ms, lease: 2s, step_floor: 2500ms, init_floor: 10s, load: 10s, save: 30s,
             join: 12s, restart: 6s, grace: 3s\}}
-${LAYOUT:+layout: $LAYOUT}
 ${COMMAND:+command: $COMMAND}
 YAML
 }
