@@ -129,7 +129,7 @@ static void test_others_go_on_without_a_lost_rank(void **state)
 
 /* Every failpoint on the ranks of two replicas of two stages; half of the runs without the one who
  * died: then a replica is left, and its other rank a spare. */
-static void kill_in_grid(const char *layout)
+static void kill_in_grid(const char *layout, size_t stride)
 {
     static const char *const fails[] = {"mid-load@1:kill:1",    "mid-gather@2:kill:1",
                                         "mid-forward@3:kill:3", "mid-backward@0:kill:6",
@@ -137,7 +137,7 @@ static void kill_in_grid(const char *layout)
                                         "mid-apply@3:kill:3",   "mid-gather@0:kill:4"};
     struct setup s;
     setup_layout(&s, 4, layout);
-    for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+    for (size_t i = 0; i < sizeof fails / sizeof *fails; i += stride) {
         struct fake_run run = {.ranks = 4, .pp = 2, .respawn = i % 2, .fail = fails[i]};
         run_and_compare(&s, &run, 1);
     }
@@ -147,13 +147,13 @@ static void kill_in_grid(const char *layout)
 static void test_rank_of_a_pipeline_killed_at_any_failpoint_changes_no_bit(void **state)
 {
     (void)state;
-    kill_in_grid("layout: {pp: 2}\n");
+    kill_in_grid("layout: {pp: 2}\n", 1);
 }
 
 static void test_zero_0_replicas_of_a_pipeline_survive_kills(void **state)
 {
     (void)state;
-    kill_in_grid("layout: {pp: 2, zero: 0}\n");
+    kill_in_grid("layout: {pp: 2, zero: 0}\n", 3);
 }
 
 /* Two replicas, or one on two stages, of two tensor parallel ranks each. */
@@ -166,9 +166,9 @@ static void test_tensor_parallel_ranks_survive_kills(void **state)
     for (uint32_t pp = 1; pp <= 2; pp++) {
         struct setup s;
         setup_layout(&s, 4, layouts[pp - 1]);
-        for (size_t i = 0; i < sizeof fails / sizeof *fails; i++) {
+        for (size_t i = pp - 1; i < sizeof fails / sizeof *fails; i += 2) {
             struct fake_run run = {
-                .ranks = 4, .tp = 2, .pp = pp, .respawn = (i + pp) % 2, .fail = fails[i]};
+                .ranks = 4, .tp = 2, .pp = pp, .respawn = i < 2, .fail = fails[i]};
             run_and_compare(&s, &run, 1);
         }
         train_bench_close(&s.bench);
