@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "engine/engine.h"
+#include "engine/peers.h"
 
 /* A name and how often it was said; how many parts hold the tensor. */
 struct unchanged {
@@ -84,6 +85,7 @@ static void warn_unchanged(char ret[WIRE_REASON_MAX], const struct engine_names 
     free(list);
 }
 
+/* The whole commit, or with COMPOSE the manifest only. */
 static int commit(const struct wire_engine_commit *message, struct ckpt_store *store,
                   struct ckpt_commit_result *result, char warning[WIRE_REASON_MAX],
                   struct bl_errmsg *msg)
@@ -110,7 +112,11 @@ static int commit(const struct wire_engine_commit *message, struct ckpt_store *s
         manifest.part_count = i + (rc == 0);
     }
     rc = rc < 0 ? rc : engine_manifest_fill(&manifest, message->manifest_json, msg);
-    rc = rc < 0 ? rc : ckpt_commit(store, &attempt, &manifest, result, msg);
+    if (rc == 0 && message->stage == WIRE_ENGINE_COMPOSE) {
+        rc = ckpt_compose(store, &attempt, &manifest, &result->manifest_digest, msg);
+    } else if (rc == 0) {
+        rc = ckpt_commit(store, &attempt, &manifest, result, msg);
+    }
     if (rc == 0) {
         warn_unchanged(warning, &unchanged, &manifest);
     }
@@ -129,6 +135,10 @@ static void log_committed(const struct wire_engine_commit *message,
         bl_log(BL_LOG_WARN, "engine", "commit: %s", answer->text);
         return;
     }
+    if (message->stage == WIRE_ENGINE_COMPOSE || message->stage == WIRE_ENGINE_PREPARE) {
+        bl_log(BL_LOG_INFO, "engine", "step %llu: has its manifest", step);
+        return;
+    }
     bl_log(BL_LOG_INFO, "engine", "step %llu: committed as %s%s%s", step, result->dir,
            result->already ? " (it was there)" : "",
            result->reserve_used ? ", with the reserve of a full disk" : "");
@@ -142,25 +152,58 @@ static void log_committed(const struct wire_engine_commit *message,
     }
 }
 
+/* Carries the message's stage out. */
+static int commit_stage(const struct wire_engine_commit *message, struct ckpt_commit_result *result,
+                        char warning[WIRE_REASON_MAX], struct bl_errmsg *msg)
+{
+    const struct ckpt_attempt attempt = engine_attempt_of(&message->attempt);
+    bool is_composed = message->stage == WIRE_ENGINE_COMPOSE;
+    struct ckpt_store *store = NULL;
+    struct engine_peers *peers = calloc(1, sizeof(*peers));
+    int rc = peers == NULL ? bl_err_code(msg, -ENOMEM, "commit")
+                           : engine_peers_init(peers, &message->peers, message->root.run, msg);
+
+    if (rc == 0) {
+        engine_peers_root(peers, &message->root);
+        rc = is_composed ? engine_root_open_io(&store, &peers->io, &message->root, msg)
+                         : engine_root_open(&store, &message->root, msg);
+    }
+    if (rc == 0 && message->stage == WIRE_ENGINE_PREPARE) {
+        result->manifest_digest = message->manifest_digest;
+        rc = ckpt_prepare(store, &attempt, &peers->io, message->manifest_digest, msg);
+    } else if (rc == 0 && message->stage == WIRE_ENGINE_PUBLISH) {
+        rc = ckpt_publish(store, &attempt, message->manifest_digest, result, msg);
+    } else if (rc == 0) {
+        rc = commit(message, store, result, warning, msg);
+    }
+    ckpt_store_close(store);
+    if (peers != NULL) {
+        engine_peers_close(peers);
+    }
+    free(peers);
+    return rc;
+}
+
 void engine_commit(struct engine *engine, struct engine_task *task)
 {
     const struct wire_engine_commit *message = task->message;
     struct wire_engine_committed answer = {.attempt = message->attempt.attempt};
     struct ckpt_commit_result result = {0};
-    struct ckpt_store *store = NULL;
     struct bl_errmsg why = {0};
 
-    answer.rc = engine_root_open(&store, &message->root, &why);
-    if (answer.rc == 0) {
-        answer.rc = commit(message, store, &result, answer.warning, &why);
+    if (message->stage == WIRE_ENGINE_RETAIN) {
+        engine_verifier_push(engine->verifier, message, message->final_dir,
+                             message->manifest_digest);
+        return;
     }
-    ckpt_store_close(store);
+    answer.rc = commit_stage(message, &result, answer.warning, &why);
     answer.manifest_digest = result.manifest_digest;
     snprintf(answer.dir, sizeof(answer.dir), "%s", result.dir);
     engine_text(answer.text, answer.rc, &why);
     log_committed(message, &answer, &result);
     engine_answer(engine, WIRE_TYPE_ENGINE_COMMITTED, &answer);
-    if (answer.rc == 0) {
+    if (answer.rc == 0 &&
+        (message->stage == WIRE_ENGINE_WHOLE || message->stage == WIRE_ENGINE_PUBLISH)) {
         engine_verifier_push(engine->verifier, message, result.dir, result.manifest_digest);
     }
 }

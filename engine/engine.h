@@ -145,6 +145,9 @@ void engine_load(struct engine *engine, struct engine_task *task);
 /* Opens the root that a message names. *ret is owned. */
 BL_MUST_CHECK int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *root,
                                    struct bl_errmsg *msg);
+/* The same over `io`, which lives as long as the store. */
+BL_MUST_CHECK int engine_root_open_io(struct ckpt_store **ret, struct ckpt_io *io,
+                                      const struct wire_engine_root *root, struct bl_errmsg *msg);
 /* The same at the root's pace: `io` is the caller's and lives as long as the store; a wait ends
  * soon after *cancel is set. */
 BL_MUST_CHECK int engine_root_open_paced(struct ckpt_store **ret, struct ckpt_io *io,

@@ -52,6 +52,19 @@ static int fill_checkpoint(struct ckpt_store *store, const struct ckpt_entry *en
         .function_id = entry->function_id,
     };
     snprintf(ret->dir, sizeof(ret->dir), "%s", entry->dir);
+    snprintf(ret->lacks, sizeof(ret->lacks), "%s", entry->lacks);
+    ret->attempt = entry->state == CKPT_PREPARED ? entry->nonce : 0;
+    ret->part_count = entry->part_count;
+    ret->verified = entry->verified_unix_s > 0;
+    ret->parts = calloc(entry->parts_here + 1u, sizeof(*ret->parts));
+    if (ret->parts == NULL) {
+        return bl_err_code(msg, -ENOMEM, "scan");
+    }
+    for (uint32_t i = 0; i < entry->part_count; i++) {
+        if ((entry->here[i / 64] >> i % 64 & 1) != 0) {
+            ret->parts[ret->parts_here++] = i;
+        }
+    }
     if (!with_job) {
         return 0;
     }
@@ -102,7 +115,11 @@ static int scan(const struct wire_engine_scan *message, struct ckpt_store *store
                    entry->dir, entry->why);
             pass_over(message, entry, answer);
         }
-        if (entry->state != CKPT_GOOD || answer->checkpoint_count >= WIRE_CHECKPOINT_MAX) {
+        bool is_wanted =
+            entry->state == CKPT_GOOD ||
+            (message->own && (entry->state == CKPT_PARTIAL || entry->state == CKPT_PREPARED));
+
+        if (!is_wanted || answer->checkpoint_count >= WIRE_CHECKPOINT_MAX) {
             continue;
         }
         rc = fill_checkpoint(store, entry, answer->checkpoint_count == 0,

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "ckpt/reader.h"
 #include "engine/engine.h"
+#include "engine/peers.h"
 
 struct asked { /* one question */
     struct engine_task *task;
@@ -84,18 +85,30 @@ static void on_healed(void *arg, const char *file, uint32_t chunk, const char *t
     }
 }
 
+/* Opens a root; a node that has none of its own yet makes it: its parts are on the others. */
+static int place_open(struct ckpt_store **ret, struct engine_peers *peers,
+                      const struct wire_engine_root *root, struct bl_errmsg *msg)
+{
+    struct wire_engine_root made = *root;
+
+    engine_peers_root(peers, root);
+    made.create = root->apart;
+    return engine_root_open_io(ret, &peers->io, &made, msg);
+}
+
 /* Opens the root and those of the copies; one that cannot be opened is passed over. */
-static int places_open(const struct wire_engine_load *message, struct ckpt_place *places,
-                       uint32_t *ret_count, struct healed *healed, struct bl_errmsg *msg)
+static int places_open(const struct wire_engine_load *message, struct engine_peers *peers,
+                       struct ckpt_place *places, uint32_t *ret_count, struct healed *healed,
+                       struct bl_errmsg *msg)
 {
     uint32_t count = 0;
-    int rc = engine_root_open(&places[0].store, &message->root, msg);
+    int rc = place_open(&places[0].store, peers, &message->root, msg);
 
     places[0].dir = message->dir;
     count += rc == 0;
     for (uint32_t i = 0; i < message->copy_count; i++) {
         struct bl_errmsg why = {0};
-        int tried = engine_root_open(&places[count].store, &message->copies[i].root, &why);
+        int tried = place_open(&places[count].store, peers, &message->copies[i].root, &why);
 
         if (tried < 0) {
             bl_log(BL_LOG_WARN, "engine", "%s cannot give a copy: %s", message->copies[i].root.path,
@@ -124,9 +137,12 @@ static int load_dests(const struct engine *engine, const struct engine_task *fir
     };
     struct ckpt_place places[WIRE_JOB_ROOTS + 1];
     struct ckpt_reader *reader = NULL;
+    struct engine_peers *peers = calloc(1, sizeof(*peers));
     uint32_t place_count = 0;
-    int rc = places_open(message, places, &place_count, healed, msg);
+    int rc = peers == NULL ? bl_err_code(msg, -ENOMEM, "load")
+                           : engine_peers_init(peers, &message->peers, message->root.run, msg);
 
+    rc = rc < 0 ? rc : places_open(message, peers, places, &place_count, healed, msg);
     if (rc == 0) {
         rc = ckpt_reader_open(&reader, places, place_count, &config, msg);
     }
@@ -137,6 +153,10 @@ static int load_dests(const struct engine *engine, const struct engine_task *fir
     for (uint32_t i = 0; i < place_count; i++) {
         ckpt_store_close(places[i].store);
     }
+    if (peers != NULL) {
+        engine_peers_close(peers);
+    }
+    free(peers);
     return rc;
 }
 

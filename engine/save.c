@@ -38,6 +38,12 @@ int engine_root_open(struct ckpt_store **ret, const struct wire_engine_root *roo
     return root_open(ret, NULL, root, msg);
 }
 
+int engine_root_open_io(struct ckpt_store **ret, struct ckpt_io *io,
+                        const struct wire_engine_root *root, struct bl_errmsg *msg)
+{
+    return root_open(ret, io, root, msg);
+}
+
 int engine_root_open_paced(struct ckpt_store **ret, struct ckpt_io *io,
                            const struct wire_engine_root *root, const atomic_int *cancel,
                            struct bl_errmsg *msg)

@@ -10,6 +10,9 @@
  * verifier stands still between two buffers. Where saves follow each other so closely that commits
  * wait here, it no longer does: a disk that fills up would end the saves too.
  *
+ * Of a checkpoint that lies on several nodes each reads back what it has, and nothing goes. When
+ * all have, the leader says so (RETAIN): only then is it marked here, and counts for retention.
+ *
  * Who was verified is recorded in the checkpoint's directory; where that cannot be written (a full
  * disk), this process remembers it, so that retention can make room all the same. Who was found
  * damaged is remembered too, and protects nothing.
@@ -34,6 +37,7 @@ struct pending { /* a commit and what is to follow it */
     struct wire_engine_root root;
     struct ckpt_keep keep;
     bool verify;
+    bool retain; /* of RETAIN: it was verified everywhere, on all nodes that have it */
     uint64_t attempt, step, generation;
     char dir[WIRE_DIR_MAX];
     uint64_t manifest_digest;
@@ -133,6 +137,15 @@ static void known_add(struct engine_verifier *verifier, uint64_t digest, bool go
 
 /* ---- reading back ---- */
 
+static void mark(struct ckpt_store *store, const char *dir, uint64_t manifest_digest)
+{
+    struct bl_errmsg why = {0};
+
+    if (ckpt_verified_mark(store, dir, manifest_digest, &why) < 0) {
+        bl_log(BL_LOG_WARN, "engine", "%s: cannot be marked as verified: %s", dir, why.text);
+    }
+}
+
 /* Reads `dir` back and says so. False: the engine leaves. */
 static bool read_back(struct engine_verifier *verifier, const struct pending *pending,
                       struct ckpt_store *store, const char *dir, uint64_t manifest_digest,
@@ -155,7 +168,9 @@ static bool read_back(struct engine_verifier *verifier, const struct pending *pe
     answer->elapsed_ms = now_ms() - began;
     snprintf(answer->dir, sizeof(answer->dir), "%s", dir);
     engine_text(answer->text, answer->rc, &why);
-    known_add(verifier, manifest_digest, answer->rc == 0);
+    if (answer->rc < 0 || !pending->root.apart) {
+        known_add(verifier, manifest_digest, answer->rc == 0);
+    }
     if (answer->rc < 0) {
         bl_log(BL_LOG_ERROR, "engine", "%s/%s: read back: %s", pending->root.path, dir,
                answer->text);
@@ -164,8 +179,8 @@ static bool read_back(struct engine_verifier *verifier, const struct pending *pe
     }
     bl_log(BL_LOG_INFO, "engine", "%s: read back, %llu bytes in %llu ms", dir,
            (unsigned long long)answer->bytes, (unsigned long long)answer->elapsed_ms);
-    if (ckpt_verified_mark(store, dir, manifest_digest, &why) < 0) {
-        bl_log(BL_LOG_WARN, "engine", "%s: cannot be marked as verified: %s", dir, why.text);
+    if (!pending->root.apart) {
+        mark(store, dir, manifest_digest);
     }
     return true;
 }
@@ -235,7 +250,7 @@ static int retain_once(struct engine_verifier *verifier, const struct pending *p
             bl_log(BL_LOG_INFO, "engine", "%s: retired: %s", scan.entries[i].dir, decisions[i].why);
         }
     }
-    if (rc == 0) {
+    if (rc == 0 && !pending->root.apart) { /* else the leader knows when all have read it */
         next = retain_waits_for(verifier, &scan, decisions, pending);
         memset(ret_next, 0, sizeof(*ret_next));
         *ret_next = next == NULL ? *ret_next : *next;
@@ -294,7 +309,7 @@ static int follow_retain(struct engine_verifier *verifier, const struct pending 
             engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, answer);
             answer = NULL;
         }
-        more = rc == 0 && next.state == CKPT_GOOD;
+        more = rc == 0 && next.dir[0] != '\0';
         if (more) {
             uint64_t attempt = next.manifest_digest == pending->manifest_digest
                                    ? pending->attempt
@@ -321,11 +336,21 @@ static int follow(struct engine_verifier *verifier, const struct pending *pendin
     if (ckpt_sweep(store, pending->generation, pending->step, &why) < 0) {
         bl_log(BL_LOG_WARN, "engine", "%s: leftovers stay: %s", pending->root.path, why.text);
     }
+    if (pending->retain) {
+        mark(store, pending->dir, pending->manifest_digest);
+        known_add(verifier, pending->manifest_digest, true);
+    }
     if (!pending->verify || is_gone(store, pending->dir)) {
-        return follow_retain(verifier, pending, store, NULL, msg);
+        return pending->root.apart && !pending->retain
+                   ? 0
+                   : follow_retain(verifier, pending, store, NULL, msg);
     }
     if (!read_back(verifier, pending, store, pending->dir, pending->manifest_digest, &answer)) {
         return 0; /* the engine leaves */
+    }
+    if (pending->root.apart) {
+        engine_answer(verifier->engine, WIRE_TYPE_ENGINE_VERIFIED, &answer);
+        return 0;
     }
     return follow_retain(verifier, pending, store, &answer, msg);
 }
@@ -402,7 +427,8 @@ void engine_verifier_push(struct engine_verifier *verifier,
                  .keep_best = message->keep.keep_best,
                  .keep_every = message->keep.keep_every,
                  .bytes_max = message->keep.bytes_max},
-        .verify = message->verify != 0,
+        .verify = message->verify != 0 && message->stage != WIRE_ENGINE_RETAIN,
+        .retain = message->stage == WIRE_ENGINE_RETAIN,
         .attempt = message->attempt.attempt,
         .step = message->attempt.step,
         .generation = message->attempt.generation,

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "wire/bulk.h"
 
 #define SOURCE_CHUNK_BYTES (64ull << 20) /* between two looks at whether to go on */
 
@@ -105,54 +106,9 @@ static int local_open(struct belay *b, struct lb_source *source, struct bl_errms
 
 static int bulk_connect(const struct belay *b, struct lb_bulk *bulk, struct bl_errmsg *msg)
 {
-    int fd = wire_tcp_connect(bulk->addr, bulk_ms(), msg);
-    if (fd < 0) {
-        return fd;
-    }
-    wire_sock_init(&bulk->sock, fd);
-    struct wire_hello hello = {
-        .version = WIRE_FRAME_VERSION,
-        .role = WIRE_ROLE_BULK,
-        .run = b->run,
-        .incarnation = b->incarnation,
-        .pid = (uint32_t)getpid(),
-    };
+    struct wire_hello hello = {.run = b->run, .incarnation = b->incarnation};
     memcpy(hello.node, b->node, sizeof(hello.node));
-    memcpy(hello.build, BELAY_VERSION, sizeof(BELAY_VERSION));
-    struct wire_hello answer;
-    int rc = wire_sock_send(&bulk->sock, WIRE_TYPE_HELLO, &hello, b->plan.generation,
-                            b->incarnation, NULL, 0, bulk_ms(), msg);
-    if (!rc) {
-        rc = wire_sock_expect(&bulk->sock, WIRE_TYPE_HELLO, &answer, bulk_ms(), msg);
-    }
-    if (!rc) {
-        wire_hello_free(&answer);
-    }
-    return rc;
-}
-
-/* One question and its answer. *ret_refused: the error is the server's answer, and the connection
- * is still good. */
-static int bulk_ask(const struct belay *b, struct lb_bulk *bulk,
-                    const struct wire_bulk_read *question, void *out, int *ret_refused,
-                    struct bl_errmsg *msg)
-{
-    struct wire_bulk_data answer;
-    int rc = wire_sock_send(&bulk->sock, WIRE_TYPE_BULK_READ, question, b->plan.generation,
-                            b->incarnation, NULL, 0, bulk_ms(), msg);
-    if (!rc) {
-        rc = wire_sock_expect(&bulk->sock, WIRE_TYPE_BULK_DATA, &answer, bulk_ms(), msg);
-    }
-    if (!rc && answer.rc) {
-        *ret_refused = 1; /* our own ends are not for another to call */
-        return bl_err(msg, answer.rc > 0 || is_end(answer.rc) ? BL_EPROTO : answer.rc, "%s",
-                      answer.text);
-    }
-    if (!rc && answer.bytes != question->bytes) {
-        return bl_err(msg, BL_EPROTO, "%llu bytes instead of %llu",
-                      (unsigned long long)answer.bytes, (unsigned long long)question->bytes);
-    }
-    return rc ? rc : wire_sock_recv_raw(&bulk->sock, out, question->bytes, bulk_ms(), msg);
+    return wire_bulk_connect(&bulk->sock, bulk->addr, &hello, b->plan.generation, bulk_ms(), msg);
 }
 
 /* Waits a little; an error when this generation is over. */
@@ -179,23 +135,29 @@ static int bulk_read(struct belay *b, struct lb_source *source, uint64_t offset,
         .offset = offset,
         .bytes = bytes,
     };
+    struct wire_bulk_question ask = {.type = WIRE_TYPE_BULK_READ,
+                                     .question = &question,
+                                     .bytes = bytes,
+                                     .generation = b->plan.generation,
+                                     .incarnation = b->incarnation};
     uint64_t patience = lb_now_ms() + bl_time_scaled_ms(LB_BULK_KEY_MS);
     int breaks = 0;
     for (;;) {
-        int refused = 0;
+        ask.refused = 0;
         int rc = bulk->sock.fd >= 0 ? 0 : bulk_connect(b, bulk, msg);
         if (!rc) {
-            rc = bulk_ask(b, bulk, &question, out, &refused, msg);
+            rc = wire_bulk_ask(&bulk->sock, &ask, out, bulk_ms(), msg);
         }
         if (!rc) {
             return 0;
         }
-        if (!refused) {
+        if (!ask.refused) {
             wire_sock_close(&bulk->sock);
         }
-        breaks += !refused;
-        int again = refused ? rc == -EACCES && lb_now_ms() < patience : breaks <= LB_BULK_BREAKS;
-        int over = again && refused ? bulk_pause(b) : 0;
+        breaks += !ask.refused;
+        int again =
+            ask.refused ? rc == -EACCES && lb_now_ms() < patience : breaks <= LB_BULK_BREAKS;
+        int over = again && ask.refused ? bulk_pause(b) : 0;
         if (over) {
             return over;
         }
