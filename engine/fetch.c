@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "engine/engine.h"
 
@@ -92,6 +94,18 @@ static void pass_over(const struct wire_engine_scan *message, const struct ckpt_
              engine_text_without(entry->why, message->root.path));
 }
 
+#define SCAN_TRIES 5 /* while the newest is retired under our eyes */
+
+/* Was it retired since the root was listed? Then there is a newer one, which the list lacks. */
+static bool is_gone(const struct wire_engine_scan *message, const char *dir)
+{
+    char path[CKPT_PATH_MAX];
+
+    return ckpt_path_join(path, message->root.path, dir, NULL, NULL) == 0 &&
+           access(path, F_OK) != 0 && errno == ENOENT;
+}
+
+/* -ESTALE: once more. */
 static int scan(const struct wire_engine_scan *message, struct ckpt_store *store,
                 struct wire_engine_scanned *answer, struct bl_errmsg *msg)
 {
@@ -106,7 +120,7 @@ static int scan(const struct wire_engine_scan *message, struct ckpt_store *store
     answer->checkpoints = calloc(found.count + 1u, sizeof(*answer->checkpoints));
     answer->passed = calloc(found.count + 1u, sizeof(*answer->passed));
     rc = answer->checkpoints == NULL || answer->passed == NULL ? bl_err_code(msg, -ENOMEM, "scan")
-                                                               : 0;
+                                                               : BL_FAILPOINT("scan-listed");
     for (uint32_t i = 0; rc == 0 && i < found.count; i++) {
         const struct ckpt_entry *entry = &found.entries[i];
 
@@ -125,6 +139,7 @@ static int scan(const struct wire_engine_scan *message, struct ckpt_store *store
         rc = fill_checkpoint(store, entry, answer->checkpoint_count == 0,
                              &answer->checkpoints[answer->checkpoint_count], msg);
         answer->checkpoint_count += rc == 0;
+        rc = rc < 0 && rc != -ENOMEM && is_gone(message, entry->dir) ? -ESTALE : rc;
     }
     ckpt_scan_close(&found);
     return rc;
@@ -139,7 +154,12 @@ void engine_scan(struct engine *engine, struct engine_task *task)
 
     answer.rc = engine_root_open(&store, &message->root, &why);
     if (answer.rc == 0) {
-        answer.rc = scan(message, store, &answer, &why);
+        answer.rc = -ESTALE;
+        for (int i = 0; answer.rc == -ESTALE && i < SCAN_TRIES; i++) {
+            wire_engine_scanned_free(&answer); /* of the try before */
+            answer = (struct wire_engine_scanned){.request = message->request};
+            answer.rc = scan(message, store, &answer, &why);
+        }
     } else if (answer.rc == BL_EFOREIGN) {
         foreign_run(&message->root, &answer);
     }

@@ -19,6 +19,7 @@ struct asked { /* one question */
     struct engine_task *task;
     void *map; /* of its arena; owned */
     size_t bytes;
+    uint32_t dest; /* its number, when it could be mapped */
     int rc;
     struct bl_errmsg why;
 };
@@ -189,6 +190,39 @@ static void answer_one(struct engine *engine, const struct asked *asked, int rc,
     engine_answer(engine, WIRE_TYPE_ENGINE_LOADED, &answer);
 }
 
+/* Maps all arenas; how many destinations that makes. */
+static uint32_t dests_fill(struct asked *asked, uint32_t count, struct ckpt_dest *dests)
+{
+    uint32_t dest_count = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wire_engine_load *message = asked[i].task->message;
+
+        asked[i].rc = asked_map(&asked[i]);
+        if (asked[i].rc == 0) {
+            asked[i].dest = dest_count;
+            dests[dest_count++] = (struct ckpt_dest){
+                .list = &message->extents,
+                .base = (uint8_t *)asked[i].map + message->data_offset,
+            };
+        }
+    }
+    return dest_count;
+}
+
+/* What one of them asks for may be missing or damaged; the others need not suffer for it. */
+static void load_one_by_one(const struct engine *engine, struct asked *asked, uint32_t count,
+                            const struct ckpt_dest *dests, struct healed *healed,
+                            struct ckpt_load_result *result)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (asked[i].rc == 0) {
+            asked[i].rc = load_dests(engine, asked[i].task, &dests[asked[i].dest], 1, healed,
+                                     result, &asked[i].why);
+        }
+    }
+}
+
 void engine_load(struct engine *engine, struct engine_task *task)
 {
     struct asked asked[ENGINE_QUEUE_MAX + 1] = {{.task = task}};
@@ -196,26 +230,20 @@ void engine_load(struct engine *engine, struct engine_task *task)
     struct ckpt_load_result result = {0};
     struct healed healed = {0};
     struct bl_errmsg why = {0};
-    uint32_t count = 1, dest_count = 0;
+    uint32_t count = 1, dest_count;
     int rc = 0;
 
     for (struct engine_task *more = engine_loads_take(engine, task); more != NULL;
          more = more->next) {
         asked[count++].task = more;
     }
-    for (uint32_t i = 0; i < count; i++) {
-        const struct wire_engine_load *message = asked[i].task->message;
-
-        asked[i].rc = asked_map(&asked[i]);
-        if (asked[i].rc == 0) {
-            dests[dest_count++] = (struct ckpt_dest){
-                .list = &message->extents,
-                .base = (uint8_t *)asked[i].map + message->data_offset,
-            };
-        }
-    }
+    dest_count = dests_fill(asked, count, dests);
     if (dest_count > 0) {
         rc = load_dests(engine, task, dests, dest_count, &healed, &result, &why);
+    }
+    if (rc < 0 && dest_count > 1 && rc != BL_EABORTED && rc != -ENOMEM) {
+        load_one_by_one(engine, asked, count, dests, &healed, &result);
+        rc = 0;
     }
     for (uint32_t i = 0; i < count; i++) {
         bool own = asked[i].rc < 0;

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/ckpt/test_engine_fixture.h"
@@ -19,6 +20,7 @@
 #define DIR   "step-000000000010.g3"
 
 static char copy_root[300];
+static uint32_t wrong_rank = RANKS; /* that one asks for a tensor that nobody has */
 
 static int setup(void **state)
 {
@@ -79,6 +81,10 @@ static uint32_t load_all(uint32_t copies, struct wire_engine_loaded answers[RANK
         load.data_offset = (uint64_t)((uint8_t *)wire_arena_slot(arenas[rank].map, 0) -
                                       (uint8_t *)arenas[rank].map);
         load.extents = arenas[rank].shard.list;
+        if (rank == wrong_rank) {
+            snprintf(load.extents.tensors[0].name, sizeof(load.extents.tensors[0].name),
+                     "nowhere.weight");
+        }
         load.copy_count = copies;
         load.copies[0].root = load.root;
         snprintf(load.copies[0].root.path, sizeof(load.copies[0].root.path), "%s", copy_root);
@@ -178,6 +184,57 @@ static void test_engine_scan_tells_of_what_it_passes_over(void **state)
     wire_engine_scanned_free(&scanned);
 }
 
+/* One rank asks for a tensor that is not there: it alone is refused, the others of the batch have
+ * what they asked for. */
+static void test_engine_load_of_one_wrong_rank_fails_no_other(void **state)
+{
+    struct wire_engine_loaded answers[RANKS];
+
+    (void)state;
+    wrong_rank = 1;
+    assert_int_equal(load_all(1, answers), 0);
+    wrong_rank = RANKS;
+    assert_int_equal(answers[0].rc, 0);
+    assert_int_equal(answers[1].rc, BL_ENOSTATE);
+    assert_non_null(strstr(answers[1].text, "nowhere.weight"));
+    assert_int_equal(answers[2].rc, 0);
+}
+
+static int setup_stopping(void **state)
+{
+    (void)state;
+    /* The delay is for the signal: a thread runs on for a moment after it has stopped itself. */
+    return fixture_setup_failing("scan-listed:stop:1,scan-listed:delay_100:1");
+}
+
+/* Between the list of a scan and its look at the newest that one is retired: there is a newer one.
+ */
+static void test_engine_scan_goes_on_when_the_newest_is_retired_meanwhile(void **state)
+{
+    struct wire_engine_scan scan = {.request = 5, .root = fixture_root("n0")};
+    struct wire_engine_committed committed;
+    struct wire_engine_scanned scanned;
+    char from[500], to[500];
+    int status;
+
+    (void)state;
+    fixture_save(10, 0, &committed);
+    fixture_save(20, 0, &committed);
+    fixture_send(WIRE_TYPE_ENGINE_SCAN, &scan, NULL, 0);
+    assert_int_equal(waitpid(fixture.pid, &status, WUNTRACED), fixture.pid);
+    assert_true(WIFSTOPPED(status));
+    snprintf(from, sizeof(from), "%s/%s", fixture.root, committed.dir);
+    snprintf(to, sizeof(to), "%s/away", fixture.root);
+    assert_int_equal(rename(from, to), 0);
+    assert_int_equal(kill(fixture.pid, SIGCONT), 0);
+    fixture_expect(WIRE_TYPE_ENGINE_SCANNED, &scanned);
+    assert_int_equal(scanned.rc, 0);
+    assert_int_equal(scanned.checkpoint_count, 1);
+    assert_int_equal(scanned.checkpoints[0].step, 10);
+    assert_non_null(scanned.checkpoints[0].job_json);
+    wire_engine_scanned_free(&scanned);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -186,6 +243,10 @@ int main(void)
         TEST(test_engine_load_names_file_chunk_and_tensor_when_nothing_heals),
         TEST(test_engine_loads_from_a_copy_when_the_root_is_gone),
         TEST(test_engine_scan_tells_of_what_it_passes_over),
+        TEST(test_engine_load_of_one_wrong_rank_fails_no_other),
+        cmocka_unit_test_setup_teardown(
+            test_engine_scan_goes_on_when_the_newest_is_retired_meanwhile, setup_stopping,
+            fixture_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
