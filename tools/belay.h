@@ -6,6 +6,7 @@
  *     belay_args.c    options, the nearest name for a wrong one, the daemon's socket
  *     belay_link.c    a connection to belayd: hello, requests, answers
  *     belay_state.c   what `status` answers, read strictly
+ *     belay_prometheus.c  the same as metrics
  *     belay_text.c    times, sizes and events for people; the line that is written over
  *     belay_wait.c    a long request with its progress
  *     belay_source.c  where the job of `belay run` comes from
@@ -56,7 +57,8 @@ enum tool_option {
     TOOL_OPT_SINCE = 1u << 7,
     TOOL_OPT_FOLLOW = 1u << 8,
     TOOL_OPT_ABANDON = 1u << 9,
-    TOOL_OPT_RESUME = 1u << 10
+    TOOL_OPT_RESUME = 1u << 10,
+    TOOL_OPT_PROMETHEUS = 1u << 11
 };
 
 struct tool_args {
@@ -168,6 +170,11 @@ uint64_t tool_member_number(const json_t *object, const char *key);
 const char *tool_member_text(const json_t *object, const char *key);
 /* Does the state ask for a person? */
 bool tool_state_needs_attention(const struct tool_state *state);
+
+/* The status answer in Prometheus' text exposition format; NULL: nobody answered, which is said
+ * too. `job` was asked for by name, or NULL. Stands in belay_prometheus.c. */
+void tool_prometheus_print(FILE *out, const json_t *status, const char *job);
+
 struct tool_events_at { /* how far events are read */
     char log[64];       /* name of the daemon whose log it is; "" not yet known */
     uint64_t since;     /* number of the newest one read */

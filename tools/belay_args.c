@@ -28,6 +28,7 @@ static const struct option_row rows[] = {
     {"--follow", NULL, TOOL_OPT_FOLLOW, VALUE_NONE},
     {"--abandon", NULL, TOOL_OPT_ABANDON, VALUE_NONE},
     {"--resume", NULL, TOOL_OPT_RESUME, VALUE_NONE},
+    {"--prometheus", NULL, TOOL_OPT_PROMETHEUS, VALUE_NONE},
 };
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 

@@ -9,7 +9,7 @@
 #include "tools/belay.h"
 
 static const char help[] =
-    "Usage: belay status [--job NAME] [--socket PATH] [--json]\n"
+    "Usage: belay status [--job NAME] [--socket PATH] [--json | --prometheus]\n"
     "\n"
     "How the run stands. First line: verdict, step, newest step in memory and on disk\n"
     "with its age, nodes; then what needs a person, ranks with node and process,\n"
@@ -18,11 +18,14 @@ static const char help[] =
     "  --job NAME      of several jobs (default: the daemon's only or newest one)\n"
     "  --socket PATH   of the daemon\n"
     "  --json          what the daemon says, one JSON object with \"schema\"\n"
+    "  --prometheus    the same as metrics, in Prometheus' text format, for the node\n"
+    "                  exporter's textfile collector; exits with 0 if it could be told\n"
     "\n"
     "Examples:\n"
     "  belay status\n"
     "  watch -n 1 belay status\n"
     "  belay status --json | jq .step\n"
+    "  belay status --prometheus >belay.tmp; mv belay.tmp belay.prom\n"
     "\n"
     "Exit codes: 0 healthy (also: ended well, or no job), 1 needs attention,\n"
     "2 usage, 3 the daemon cannot be reached.\n";
@@ -273,14 +276,27 @@ static int status_run(const struct tool_args *args)
     struct bl_errmsg msg = {{0}};
     struct tool_link link = {.is_open = false};
     struct tool_state state;
+    bool metrics = (args->given & TOOL_OPT_PROMETHEUS) != 0;
+    if (metrics && (args->given & TOOL_OPT_JSON) != 0) {
+        tool_say(&tool_status, "--json and --prometheus: one of them");
+        return TOOL_USAGE;
+    }
     int rc = tool_link_open(&link, args->socket, &msg);
     if (rc != 0) {
+        if (metrics) {
+            tool_prometheus_print(stdout, NULL, args->job);
+        }
         return tool_unreachable(&tool_status, args->socket, &msg);
     }
     rc = tool_state_ask(&state, &link, args->socket, args->job, &msg);
     tool_link_close(&link);
     if (rc != 0) {
         return tool_refused(&tool_status, args->socket, rc, &msg);
+    }
+    if (metrics) {
+        tool_prometheus_print(stdout, state.json, args->job);
+        tool_state_close(&state);
+        return TOOL_DONE;
     }
     if (args->given & TOOL_OPT_JSON) {
         char *text = json_dumps(state.json, JSON_COMPACT | JSON_PRESERVE_ORDER);
@@ -299,6 +315,6 @@ const struct tool_command tool_status = {
     .name = "status",
     .brief = "how the run stands, and what needs a person",
     .help = help,
-    .options = TOOL_OPT_SOCKET | TOOL_OPT_JSON | TOOL_OPT_JOB,
+    .options = TOOL_OPT_SOCKET | TOOL_OPT_JSON | TOOL_OPT_PROMETHEUS | TOOL_OPT_JOB,
     .run = status_run,
 };

@@ -80,6 +80,8 @@ b 0 status
 has '^idle'
 b 0 status --json
 json '.[0] | .schema == 1 and .verdict == "idle"'
+b 0 status --prometheus
+has '^belay_verdict.job="",verdict="idle". 1$'
 b 3 save
 b 3 stop
 b 0 doctor --json
@@ -113,6 +115,10 @@ b 0 status
 has '^healthy: step [0-9]+/1000000, '
 b 0 save
 has '^committed: step [0-9]+$'
+b 0 status --prometheus
+has '^belay_root_checkpoint.job="long",root="[^"]*",checkpoint="(committed|verified)". 1$'
+"$BELAY_BUILD/tests/cli/test_prometheus" "$work/out" >"$work/err" || fail "no metrics: $(cat "$work/err")"
+has '^[0-9]{2,} series$'
 b 0 save --json
 json '.[0] | .schema == 1 and .committed > 0'
 b 3 run "$work/long.yaml"

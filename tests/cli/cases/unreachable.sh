@@ -11,3 +11,5 @@ socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$PWD/stale.sock"
 try "$BELAY" status --socket "$PWD/stale.sock"
 try "$BELAY" save --socket "$PWD/stale.sock"
 BELAY_SOCKET_PATH=$PWD/elsewhere.sock try "$BELAY" status --json
+try "$BELAY" status --prometheus --socket "$PWD/none.sock" # says so on stdout too
+try "$BELAY" status --prometheus --json
