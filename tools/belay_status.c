@@ -19,7 +19,7 @@ static const char help[] =
     "  --socket PATH   of the daemon\n"
     "  --json          what the daemon says, one JSON object with \"schema\"\n"
     "  --prometheus    the same as metrics, in Prometheus' text format, for the node\n"
-    "                  exporter's textfile collector; exits with 0 if it could be told\n"
+    "                  exporter's textfile collector; exits with 0 if there are any\n"
     "\n"
     "Examples:\n"
     "  belay status\n"
