@@ -404,6 +404,9 @@ int bl_job_parse(struct bl_job *ret, const char *text, size_t bytes, const char 
     yaml_parser_set_input_string(&reader->parser, (const unsigned char *)text, bytes);
     rc = reader_document(reader);
     if (rc == 0) {
+        rc = job_config_apply(ret, &reader->marks, base_dir, reader->msg);
+    }
+    if (rc == 0) {
         rc = reader_check_required(reader);
     }
     if (rc == 0) {
@@ -459,6 +462,9 @@ int bl_job_set(struct bl_job *job, const char *key, const char *value, const cha
     }
     *changed = *job;
     int rc = job_value_set(option, changed, value, base_dir, msg);
+    if (rc == 0) {
+        rc = job_config_apply(changed, NULL, base_dir, msg);
+    }
     if (rc == 0) {
         rc = job_check(changed, NULL, msg);
     }

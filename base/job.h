@@ -91,6 +91,7 @@ struct bl_job {
     uint32_t interleave; /* chunks of layers that each stage holds */
     uint32_t sequence;   /* sequence parallel between the layers that tp cuts */
     struct bl_job_model model;
+    char model_config[BL_PATH_MAX]; /* a config.json; empty as soon as the job is read */
     char data_files[BL_JOB_FILES_MAX][BL_PATH_MAX];
     uint32_t data_file_count;
     double data_weights[BL_JOB_FILES_MAX]; /* share of each file in the mixture; none: one after
@@ -115,7 +116,8 @@ struct bl_job {
 
 /* Parses `text` (bytes long, at most BL_JOB_BYTES_MAX); `where` names it in errors
  * ("job.yaml:12:3: ..."). Relative paths are taken from `base_dir`. All checks that need only the
- * file are done (sums that must be exact, bounds); files are not opened. On error *ret is undefined
+ * file are done (sums that must be exact, bounds); no file is opened but that
+ * of model.config. On error *ret is undefined
  * and the code is BL_ECONFIG, or BL_ENOTBUILT for what a later version will have. The struct is
  * large (about 210 KiB): keep it off small stacks. */
 BL_MUST_CHECK int bl_job_parse(struct bl_job *ret, const char *text, size_t bytes,

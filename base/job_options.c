@@ -79,6 +79,8 @@ const struct job_option job_options[] = {
     U32("placement.nodes", JOB_RESUME, 0, FIELD(nodes_min), 1, 4096, "1",
         "daemons that must be there before the run starts"),
 
+    PATH("model.config", JOB_RESUME, JOB_EMPTY, FIELD(model_config), "",
+         "Hugging Face's config.json, for the options of the model"),
     {"model.arch", JOB_INDEX, JOB_FROZEN, FN, FIELD(model.arch), 0, 0, 0, 0, 0, "llama",
      "llama|gpt2", NULL, "architecture"},
     U32("model.layers", JOB_FROZEN, FN, FIELD(model.layers), 1, 1024, NULL, "transformer blocks"),

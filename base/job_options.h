@@ -106,6 +106,12 @@ struct job_marks {
     struct job_mark at[JOB_OPTIONS_MAX]; /* by index in the table */
 };
 
+/* Sets what the file of model.config says, if the job names one, and takes its name out of the job.
+ * `marks` may be NULL; options that it sets are marked where model.config stands. BL_ECONFIG,
+ * BL_ENOTBUILT. */
+BL_MUST_CHECK int job_config_apply(struct bl_job *job, struct job_marks *marks,
+                                   const char *base_dir, struct bl_errmsg *msg);
+
 /* Derives what depends on other options (lanes, hidden, kv_heads), then checks all that needs more
  * than one option. Errors stand at the option that must change. */
 BL_MUST_CHECK int job_check(struct bl_job *job, const struct job_marks *marks,

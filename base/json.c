@@ -139,6 +139,42 @@ int bl_json_bool(const json_t *object, const char *key, int *ret, struct bl_errm
     return 0;
 }
 
+static int is_left_out(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return value == NULL || json_is_null(value);
+}
+
+int bl_json_u32_or(const json_t *object, const char *key, uint32_t otherwise, uint32_t *ret,
+                   struct bl_errmsg *msg)
+{
+    if (is_left_out(object, key)) {
+        *ret = otherwise;
+        return 0;
+    }
+    return bl_json_u32(object, key, 0, UINT32_MAX, ret, msg);
+}
+
+int bl_json_real_or(const json_t *object, const char *key, double otherwise, double *ret,
+                    struct bl_errmsg *msg)
+{
+    if (is_left_out(object, key)) {
+        *ret = otherwise;
+        return 0;
+    }
+    return bl_json_real(object, key, ret, msg);
+}
+
+int bl_json_bool_or(const json_t *object, const char *key, int otherwise, int *ret,
+                    struct bl_errmsg *msg)
+{
+    if (is_left_out(object, key)) {
+        *ret = otherwise;
+        return 0;
+    }
+    return bl_json_bool(object, key, ret, msg);
+}
+
 int bl_json_string(const json_t *object, const char *key, size_t bytes_max, const char **ret,
                    struct bl_errmsg *msg)
 {

@@ -40,6 +40,13 @@ BL_MUST_CHECK int bl_json_real(const json_t *object, const char *key, double *re
                                struct bl_errmsg *msg);
 BL_MUST_CHECK int bl_json_bool(const json_t *object, const char *key, int *ret,
                                struct bl_errmsg *msg);
+/* The same of members that may be missing or null: then *ret is `otherwise`. */
+BL_MUST_CHECK int bl_json_u32_or(const json_t *object, const char *key, uint32_t otherwise,
+                                 uint32_t *ret, struct bl_errmsg *msg);
+BL_MUST_CHECK int bl_json_real_or(const json_t *object, const char *key, double otherwise,
+                                  double *ret, struct bl_errmsg *msg);
+BL_MUST_CHECK int bl_json_bool_or(const json_t *object, const char *key, int otherwise, int *ret,
+                                  struct bl_errmsg *msg);
 /* At most `bytes_max` bytes with the NUL. */
 BL_MUST_CHECK int bl_json_string(const json_t *object, const char *key, size_t bytes_max,
                                  const char **ret, struct bl_errmsg *msg);

@@ -30,6 +30,7 @@
 
 #include "base/error.h"
 #include "base/extent.h"
+#include "base/model_config.h"
 
 enum ckpt_arch { CKPT_ARCH_LLAMA = 1, CKPT_ARCH_GPT2 = 2 };
 
@@ -53,8 +54,8 @@ struct ckpt_model {
 #define CKPT_MODEL_LAYERS_MAX  4096u
 #define CKPT_MODEL_WIDTH_MAX   (1u << 20)
 #define CKPT_MODEL_VOCAB_MAX   (1u << 24)
-#define CKPT_CONFIG_BYTES_MAX  (1u << 20) /* of a config.json */
-#define CKPT_MAP_TENSORS_LAYER 16u        /* at most so many tensors in a layer */
+#define CKPT_CONFIG_BYTES_MAX  BL_MODEL_CONFIG_BYTES_MAX
+#define CKPT_MAP_TENSORS_LAYER 16u /* at most so many tensors in a layer */
 
 /* "llama", "gpt2"; "?" for another. */
 const char *ckpt_arch_name(enum ckpt_arch arch);
@@ -63,10 +64,7 @@ const char *ckpt_arch_name(enum ckpt_arch arch);
 BL_MUST_CHECK int ckpt_model_check(const struct ckpt_model *model, struct bl_errmsg *msg);
 bool ckpt_model_equal(const struct ckpt_model *a, const struct ckpt_model *b);
 
-/* Reads the text of a config.json. Refused: another model_type than llama and gpt2, quantised
- * weights, biases that Belay's Llama has not, another activation, a head size that is not dim /
- * heads, rope scaling other than Llama 3's (BL_ENOTBUILT); a missing or impossible size
- * (BL_EFORMAT). Keys that say nothing about weights are passed over. */
+/* bl_model_config_parse, and ckpt_model_check of what it says. */
 BL_MUST_CHECK int ckpt_model_from_config(struct ckpt_model *ret, const char *text, size_t bytes,
                                          struct bl_errmsg *msg);
 /* The text of a config.json that transformers reads; `dtype` is what the weights are written as.
