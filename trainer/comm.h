@@ -190,5 +190,9 @@ int comm_is_done(const struct comm_request *request);
 
 /* Moves what goes without waiting. An error is kept for the next call that returns one. */
 void comm_poke(struct comm *comm);
+/* As comm_poke, and again until the request is done or nothing has moved for as long as a waiting
+ * call spins. A message that is larger than a ring or a socket's buffer moves only while both sides
+ * are in calls: this hands it over to a peer that waits for it. */
+void comm_push(struct comm *comm, const struct comm_request *request);
 
 #endif

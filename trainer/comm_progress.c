@@ -447,20 +447,44 @@ int comm_drive(struct comm *comm, int (*is_over)(void *ctx, struct bl_errmsg *ms
     return 0;
 }
 
-void comm_poke(struct comm *comm)
+/* 1: bytes moved, 0, or -1: nothing ever will. */
+static int poke(struct comm *comm)
 {
     struct bl_errmsg why = {{0}};
-    int moved = 1;
+    int moved = 1, any = 0;
     if (comm->broken != 0 || atomic_load(&comm->aborted)) {
-        return;
+        return -1;
     }
     if (comm->socket_count > 0) {
         take_events(comm, 0);
     }
     for (uint32_t round = 0; moved > 0 && round < COMM_LOOK_ROUNDS; round++) {
         moved = engine_round(comm, &why);
+        any |= moved > 0;
     }
     if (moved < 0) {
         BL_IGNORE(comm_fail(comm, moved, &why, NULL), "the next call tells");
+        return -1;
+    }
+    return any;
+}
+
+void comm_poke(struct comm *comm)
+{
+    BL_IGNORE(poke(comm), "it moved what it could");
+}
+
+void comm_push(struct comm *comm, const struct comm_request *request)
+{
+    uint64_t quiet_ns = 0; /* since when nothing moves */
+    while (!comm_is_done(request)) {
+        int moved = poke(comm);
+        uint64_t now = bl_now_ns();
+        if (moved > 0 || quiet_ns == 0) {
+            quiet_ns = now;
+        }
+        if (moved < 0 || now - quiet_ns >= (uint64_t)comm->spin_us * 1000u) {
+            return;
+        }
     }
 }

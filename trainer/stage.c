@@ -200,6 +200,18 @@ static int take_output(struct stage_run *run, const struct train_pipe_op *op, fl
     return m->request == NULL ? 0 : await(run, m, msg);
 }
 
+/* Hands messages over to neighbours that wait for them, the oldest first. */
+static void push_sends(struct stage_run *run)
+{
+    uint64_t first = run->sent < STAGE_SENDS ? 0 : run->sent - STAGE_SENDS;
+    for (uint64_t i = first; i < run->sent; i++) {
+        struct comm_request *request = run->stage->sends[i % STAGE_SENDS].request;
+        if (request != NULL && !comm_is_done(request)) {
+            comm_push(run->comm, request);
+        }
+    }
+}
+
 static int send_output(struct stage_run *run, const struct train_pipe_op *op, struct bl_errmsg *msg)
 {
     struct train_stage *s = run->stage;
@@ -208,8 +220,12 @@ static int send_output(struct stage_run *run, const struct train_pipe_op *op, st
         return 0;
     }
     struct stage_message *m = &s->sends[run->sent++ % STAGE_SENDS];
-    return comm_send_start(run->comm, rank_of(s, to), tag_of(op, vstage_of(s, op)), m->data,
-                           s->config.stream_elems * sizeof(float), &m->request, msg);
+    int rc = comm_send_start(run->comm, rank_of(s, to), tag_of(op, vstage_of(s, op)), m->data,
+                             s->config.stream_elems * sizeof(float), &m->request, msg);
+    if (rc == 0) {
+        push_sends(run);
+    }
+    return rc;
 }
 
 static int poke(void *ctx, struct bl_errmsg *msg)
@@ -219,6 +235,7 @@ static int poke(void *ctx, struct bl_errmsg *msg)
         return 0;
     }
     comm_poke(run->comm);
+    push_sends(run);
     return comm_is_aborted(run->comm) ? bl_err_code(msg, BL_EABORTED, "between layers") : 0;
 }
 

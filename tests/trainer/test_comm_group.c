@@ -411,6 +411,36 @@ static int poke_body(struct world *w, uint32_t rank)
     return 0;
 }
 
+static int push_body(struct world *w, uint32_t rank)
+{
+    struct comm *c = NULL;
+    struct comm_request *r;
+    uint8_t *data = NULL;
+    CHECK(join(&c, w, rank) == 0);
+    CHECK(fill(&data, LARGE_BYTES, rank) == 0);
+    CHECK((rank == 0 ? comm_send_start(c, 1, 3, data, LARGE_BYTES, &r, &msg)
+                     : comm_recv_start(c, 0, 3, data, LARGE_BYTES, &r, &msg)) == 0);
+    uint64_t until = bl_now_ns() + JOIN_MS * 1000000ull;
+    while (rank == 0 && !comm_is_done(r) && bl_now_ns() < until) {
+        comm_push(c, r);
+        sched_yield();
+    }
+    CHECK(rank == 1 || comm_is_done(r));
+    CHECK(comm_wait(c, r, &msg) == 0);
+    CHECK(is_filled(data, LARGE_BYTES, 0));
+    free(data);
+    CHECK(comm_barrier(c, &msg) == 0);
+    comm_free(c);
+    return 0;
+}
+
+static void test_push_hands_a_message_to_who_waits(void **state)
+{
+    (void)state;
+    run_processes("aa", push_body);
+    run_processes("ab", push_body);
+}
+
 static void test_poke_alone_moves_a_message(void **state)
 {
     (void)state;
@@ -563,6 +593,7 @@ int main(void)
         cmocka_unit_test(test_call_that_waits_behind_the_bound_is_refused),
         cmocka_unit_test(test_message_of_another_size_is_an_error),
         cmocka_unit_test(test_poke_alone_moves_a_message),
+        cmocka_unit_test(test_push_hands_a_message_to_who_waits),
         cmocka_unit_test(test_abort_wakes_every_call),
         cmocka_unit_test(test_lost_peer_ends_every_call_and_is_named),
     };
