@@ -269,7 +269,8 @@ struct train_sample {
 
 /* Continues prompt[prompt_len] (1 or more tokens) by `count` tokens into out[count], with a key and
  * value cache of prompt_len + count positions. Ties go to the lowest token. BL_ELIMIT for a bad
- * token or an empty prompt, -ENOMEM. Needs no free memory of the model's but takes its own. */
+ * token or an empty prompt, -EINVAL for a part of a model, -ENOMEM. Needs no free memory of the
+ * model's but takes its own. */
 BL_MUST_CHECK int train_model_sample(const struct train_model *model, const float *params,
                                      const int32_t *prompt, uint32_t prompt_len, int32_t *out,
                                      uint32_t count, const struct train_sample *how,

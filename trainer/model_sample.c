@@ -236,6 +236,12 @@ static int32_t pick(struct sampler *s, const struct train_sample *how, uint32_t 
 static int check_prompt(const struct train_model *model, const int32_t *prompt, uint32_t prompt_len,
                         uint32_t count, struct bl_errmsg *msg)
 {
+    if (model->part.tp != 1 || model->part.pp != 1) {
+        return bl_err(msg, -EINVAL,
+                      "sampling takes the whole model, this is rank %u of %u, stage "
+                      "%u of %u",
+                      model->part.tp_rank, model->part.tp, model->part.stage, model->part.pp);
+    }
     if (prompt_len == 0 || prompt_len > SAMPLE_LEN_MAX || count > SAMPLE_LEN_MAX) {
         return bl_err(msg, BL_ELIMIT, "a prompt of %u tokens, %u to add: at least 1, at most %u",
                       prompt_len, count, SAMPLE_LEN_MAX);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <math.h>
 
 #include "base/digest.h"
@@ -485,6 +486,25 @@ static void test_what_cannot_be_cut_is_refused_with_the_numbers(void **state)
     assert_null(model);
 }
 
+static void test_a_slice_alone_neither_passes_nor_samples(void **state)
+{
+    (void)state;
+    struct train_part part = TRAIN_PART_WHOLE;
+    struct train_sample how = {.temperature = 0};
+    struct answer alone = {0};
+    struct bl_errmsg msg = {0};
+    int32_t out[2];
+    g_case = (struct tp_case){&LLAMA, 2, 0, 0};
+    part.tp = 2;
+    assert_int_equal(answer_make(&alone, &part, NULL), 0);
+    float *params = calloc(train_model_buffer_elems(alone.model), sizeof *params);
+    assert_int_equal(pass(&alone, NULL, params, &msg), -EINVAL);
+    assert_int_equal(
+        train_model_sample(alone.model, params, g_tokens[0], 1, out, 2, &how, NULL, &msg), -EINVAL);
+    free(params);
+    answer_close(&alone);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -495,6 +515,7 @@ int main(void)
         cmocka_unit_test(test_bits_of_three_ranks_are_the_golden_ones),
         cmocka_unit_test(test_logits_far_apart_give_the_loss_of_the_whole),
         cmocka_unit_test(test_what_cannot_be_cut_is_refused_with_the_numbers),
+        cmocka_unit_test(test_a_slice_alone_neither_passes_nor_samples),
     };
     if (kern_start(NULL) < 0) {
         return 1;
