@@ -280,26 +280,26 @@ static void read_ledger(const char *path, const struct bl_job *job, const struct
     fclose(f);
 }
 
-static void test_ledger_has_the_same_samples_after_recoveries(void **state)
+static void check_ledger(uint32_t ranks, uint32_t pp, const char *layout)
 {
-    (void)state;
     struct setup s;
     struct bl_errmsg msg = {{0}};
     char prefix[96], pattern[128];
     struct train_data *data;
     glob_t files;
     uint8_t seen[STEPS * 8] = {0};
-    setup_open(&s);
+    setup_layout(&s, ranks, layout);
     snprintf(prefix, sizeof prefix, "%s/ledger", s.bench.dir);
     snprintf(pattern, sizeof pattern, "%s.*", prefix);
-    struct fake_run run = {.ranks = 3,
+    struct fake_run run = {.ranks = ranks,
+                           .pp = pp,
                            .respawn = 1,
                            .fail = "mid-apply@0:kill:2,mid-forward@2:kill:9",
                            .ledger = prefix};
     run_and_compare(&s, &run, 2);
     assert_int_equal(train_data_open(&data, &s.bench.job, &msg), 0);
     assert_int_equal(glob(pattern, 0, NULL, &files), 0);
-    assert_int_equal(files.gl_pathc, 5); /* of three processes and two that followed */
+    assert_int_equal(files.gl_pathc, ranks + 2); /* of the processes and two that followed */
     for (size_t i = 0; i < files.gl_pathc; i++) {
         read_ledger(files.gl_pathv[i], &s.bench.job, data, seen);
     }
@@ -307,6 +307,13 @@ static void test_ledger_has_the_same_samples_after_recoveries(void **state)
     globfree(&files);
     train_data_close(data);
     train_bench_close(&s.bench);
+}
+
+static void test_ledger_has_the_same_samples_after_recoveries(void **state)
+{
+    (void)state;
+    check_ledger(3, 1, "");
+    check_ledger(4, 2, "layout: {pp: 2}\n");
 }
 
 int main(void)
