@@ -34,7 +34,7 @@
 BL_MUST_CHECK int kern_start(struct bl_errmsg *msg);
 
 /* What the bits depend on beside the arguments: kernel version, our instruction set, the BLAS
- * build and the core it chose ("belay-kern-1 avx2 OpenBLAS 0.3.21 ... Zen"). A view of a static
+ * build and the core it chose ("belay-kern-2 avx2 OpenBLAS 0.3.21 ... Zen"). A view of a static
  * string, valid after kern_start. Goes into the function id of a run. */
 const char *kern_build_name(void);
 /* The core alone ("Zen"), by which golden digests are filed. */
@@ -243,6 +243,10 @@ double kern_cross_entropy_finish(struct kern_pool *pool, float *logits, double *
 
 #define KERN_BLOCK 4096U /* elements; ZeRO's borders lie on it */
 
+/* out = a; large copies go past the cache. */
+void kern_copy(struct kern_pool *pool, float *out, const float *a, size_t count);
+/* out = 0. */
+void kern_zero(struct kern_pool *pool, float *out, size_t count);
 /* out = a + b; out may be a or b. */
 void kern_add(struct kern_pool *pool, float *out, const float *a, const float *b, size_t count);
 /* x *= factor */

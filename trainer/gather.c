@@ -184,13 +184,13 @@ static int share_embedding(const struct train_shard *shard, float *params, struc
 
 int train_gather_weights(struct train_gather *gather, const void *slot, float *params,
                          struct comm_group *dp, struct comm_group *tp, struct comm *comm,
-                         struct bl_errmsg *msg)
+                         struct kern_pool *pool, struct bl_errmsg *msg)
 {
     const struct train_shard *shard = gather->shard;
     for (uint32_t i = 0; i < shard->extent_count; i++) {
         const struct train_extent *e = &shard->extents[i];
-        memcpy(params + e->at, train_extent_view(slot, e, TRAIN_WEIGHT),
-               (e->flat_hi - e->flat_lo) * sizeof(float));
+        kern_copy(pool, params + e->at, train_extent_view(slot, e, TRAIN_WEIGHT),
+                  e->flat_hi - e->flat_lo);
     }
     int rc = BL_FAILPOINT("mid-gather");
     if (rc == 0 && dp != NULL && shard->zero != 0) {

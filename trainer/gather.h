@@ -38,7 +38,8 @@ void train_gather_close(struct train_gather *gather); /* a zeroed one is fine */
  * in a world of one. Errors of the communicator and of the failpoint mid-gather. */
 BL_MUST_CHECK int train_gather_weights(struct train_gather *gather, const void *slot, float *params,
                                        struct comm_group *dp, struct comm_group *tp,
-                                       struct comm *comm, struct bl_errmsg *msg);
+                                       struct comm *comm, struct kern_pool *pool,
+                                       struct bl_errmsg *msg);
 
 /* The tensors of one unit that tensor parallel ranks have alike, into unit_params, where the unit
  * lies. */

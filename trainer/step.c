@@ -204,5 +204,5 @@ int train_step_gather(struct train_rank *rank, const void *slot, struct bl_errms
         return BL_FAILPOINT("mid-gather");
     }
     return train_gather_weights(&rank->gather, slot, rank->params, rank->dp, rank->tp, rank->comm,
-                                msg);
+                                rank->pool, msg);
 }

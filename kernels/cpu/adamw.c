@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cpu/split.h"
+#include "kernels/cpu/stream.h"
 #include "kernels/fmath.h"
 
 #define EACH (2U * KERN_BLOCK)
@@ -14,6 +15,7 @@ struct adamw_job {
     const struct kern_adamw_step *step;
     float weight_decay;
     struct kern_split split;
+    int stream;
 };
 
 void kern_adamw_step_init(struct kern_adamw_step *ret, uint64_t step, double lr, double beta1,
@@ -35,8 +37,23 @@ void kern_adamw_step_init(struct kern_adamw_step *ret, uint64_t step, double lr,
 #define CHUNK 64U
 
 struct chunk {
-    float param[CHUNK], m[CHUNK], v[CHUNK], grad[CHUNK];
+    _Alignas(kern_v8f) float param[CHUNK];
+    _Alignas(kern_v8f) float m[CHUNK];
+    _Alignas(kern_v8f) float v[CHUNK];
+    _Alignas(kern_v8f) float grad[CHUNK];
 };
+
+/* Outputs that are not their inputs go past the cache, which saves 12 of 40 bytes an element. */
+KERN_INLINE void put(float *to, const float *from, size_t count, int stream)
+{
+    if (!stream || count != CHUNK) {
+        memcpy(to, from, count * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < CHUNK; i += KERN_LANES) {
+        kern_stream_store(to + i, kern_v8f_load(from + i));
+    }
+}
 
 static void adamw_chunk(const struct adamw_job *job, size_t first, size_t count)
 {
@@ -49,9 +66,9 @@ static void adamw_chunk(const struct adamw_job *job, size_t first, size_t count)
         kern_adamw_element(&out.param[i], &out.m[i], &out.v[i], in.param[i], in.m[i], in.v[i],
                            in.grad[i], job->step, job->weight_decay);
     }
-    memcpy(job->out_param + first, out.param, count * sizeof(float));
-    memcpy(job->out_m + first, out.m, count * sizeof(float));
-    memcpy(job->out_v + first, out.v, count * sizeof(float));
+    put(job->out_param + first, out.param, count, job->stream);
+    put(job->out_m + first, out.m, count, job->stream);
+    put(job->out_v + first, out.v, count, job->stream);
 }
 
 static void adamw_task(void *arg, uint32_t task, uint32_t worker)
@@ -63,6 +80,7 @@ static void adamw_task(void *arg, uint32_t task, uint32_t worker)
         adamw_chunk(job, i, CHUNK);
     }
     adamw_chunk(job, i, end - i);
+    kern_stream_end();
 }
 
 void kern_adamw(struct kern_pool *pool, float *out_param, float *out_m, float *out_v,
@@ -70,6 +88,9 @@ void kern_adamw(struct kern_pool *pool, float *out_param, float *out_m, float *o
                 const struct kern_adamw_step *step, float weight_decay)
 {
     struct adamw_job job = {out_param, out_m, out_v, param,        m,
-                            v,         grad,  step,  weight_decay, kern_split_make(count, EACH)};
+                            v,         grad,  step,  weight_decay, kern_split_make(count, EACH),
+                            0};
+    job.stream = count >= KERN_STREAM_MIN && out_param != param && out_m != m && out_v != v &&
+                 kern_stream_fits(out_param) && kern_stream_fits(out_m) && kern_stream_fits(out_v);
     kern_pool_run(pool, adamw_task, &job, kern_split_tasks(&job.split));
 }

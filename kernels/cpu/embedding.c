@@ -82,7 +82,7 @@ void kern_embedding_slice_backward(struct kern_pool *pool, float *dweight, const
                                    uint32_t hi, int add)
 {
     if (!add) {
-        memset(dweight, 0, (size_t)(hi - lo) * c * sizeof(float));
+        kern_zero(pool, dweight, (size_t)(hi - lo) * c);
     }
     struct embedding_job job = {dweight, dout, tokens, n, c, lo, hi, kern_split_make(c, COLUMNS)};
     kern_pool_run(pool, backward_task, &job, kern_split_tasks(&job.split));

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Flat operations: add and scale of the lane tree, block sums of the norm, the tree over numbers.
+ * Flat operations: copies, add and scale of the lane tree, block sums of the norm, the tree over
+ * numbers.
  */
 #include "kernels/kern.h"
 
+#include <string.h>
+
 #include "kernels/cpu/split.h"
+#include "kernels/cpu/stream.h"
 #include "kernels/vec.h"
 
 #define EACH (4U * KERN_BLOCK)
@@ -15,7 +19,39 @@ struct flat_job {
     double *sums;
     float factor;
     struct kern_split split;
+    int stream; /* a copy goes past the cache */
 };
+
+static void copy_task(void *arg, uint32_t task, uint32_t worker)
+{
+    (void)worker;
+    const struct flat_job *job = arg;
+    size_t i = kern_split_first(&job->split, task), end = kern_split_end(&job->split, task);
+    for (; job->stream && i + KERN_LANES <= end; i += KERN_LANES) {
+        kern_stream_store(job->out + i,
+                          job->a == NULL ? kern_v8f_all(0.0f) : kern_v8f_load(job->a + i));
+    }
+    kern_stream_end();
+    if (job->a == NULL) {
+        memset(job->out + i, 0, (end - i) * sizeof(float));
+    } else {
+        memcpy(job->out + i, job->a + i, (end - i) * sizeof(float));
+    }
+}
+
+void kern_copy(struct kern_pool *pool, float *out, const float *a, size_t count)
+{
+    struct flat_job job = {.out = out,
+                           .a = a,
+                           .split = kern_split_make(count, EACH),
+                           .stream = count >= KERN_STREAM_MIN && kern_stream_fits(out)};
+    kern_pool_run(pool, copy_task, &job, kern_split_tasks(&job.split));
+}
+
+void kern_zero(struct kern_pool *pool, float *out, size_t count)
+{
+    kern_copy(pool, out, NULL, count);
+}
 
 static void add_task(void *arg, uint32_t task, uint32_t worker)
 {

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* Raised by every change of a kernel that changes bits. */
-#define KERN_VERSION 1
+#define KERN_VERSION 2
 
 #if defined(__x86_64__)
 #define KERN_ISA "avx2"

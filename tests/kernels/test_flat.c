@@ -41,6 +41,28 @@ static void test_add_and_scale_round_once(void **state)
     }
 }
 
+static void test_copy_and_zero_write_all_and_no_more(void **state)
+{
+    (void)state;
+    enum { MOST = 70 * KERN_BLOCK + 13 };
+    static float from[MOST], to[MOST + 8];
+    static const size_t counts[] = {0, 1, 13, KERN_BLOCK + 5, MOST};
+    kern_rng_normal(g_pool, from, 7, 0, MOST, 1.0);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (size_t at = 0; at < 2; at++) { /* aligned or not */
+            to[at + counts[i]] = 3.0f;
+            kern_copy(g_pool, to + at, from, counts[i]);
+            assert_memory_equal(to + at, from, counts[i] * sizeof *to);
+            assert_true(to[at + counts[i]] == 3.0f);
+            kern_zero(g_pool, to + at, counts[i]);
+            for (size_t j = 0; j < counts[i]; j++) {
+                assert_true(to[at + j] == 0.0f);
+            }
+            assert_true(to[at + counts[i]] == 3.0f);
+        }
+    }
+}
+
 static void test_block_sums_do_not_depend_on_the_cut(void **state)
 {
     (void)state;
@@ -109,6 +131,35 @@ static void test_adamw_is_its_sequence_of_operations(void **state)
     assert_true(g_a[COUNT - 1] != first);
 }
 
+static void test_adamw_of_many_gives_the_bits_of_few(void **state)
+{
+    (void)state;
+    enum { MANY = 64 * KERN_BLOCK + 77, PART = 1000 };
+    float *mem = aligned_alloc(64, (7 * (size_t)(MANY + 3)) * sizeof *mem / 64 * 64 + 64);
+    assert_non_null(mem);
+    float *in[4], *out[3], part[3][PART];
+    for (size_t i = 0; i < 7; i++) {
+        float *at = mem + i * (MANY + 3);
+        *(i < 4 ? &in[i] : &out[i - 4]) = at;
+        kern_rng_normal(g_pool, at, i, 0, MANY, 0.1);
+    }
+    for (size_t i = 0; i < MANY; i++) {
+        in[2][i] = fabsf(in[2][i]);
+    }
+    struct kern_adamw_step s;
+    kern_adamw_step_init(&s, 3, 1e-3, 0.9, 0.95, 1e-8, 0.7f);
+    kern_adamw(g_pool, out[0], out[1], out[2], in[0], in[1], in[2], in[3], MANY, &s, 0.1f);
+    for (size_t i = 0; i < MANY; i += PART) {
+        size_t n = MANY - i < PART ? MANY - i : PART;
+        kern_adamw(NULL, part[0], part[1], part[2], in[0] + i, in[1] + i, in[2] + i, in[3] + i, n,
+                   &s, 0.1f);
+        for (int k = 0; k < 3; k++) {
+            assert_memory_equal(out[k] + i, part[k], n * sizeof(float));
+        }
+    }
+    free(mem);
+}
+
 static void test_normals_of_a_range_equal_those_of_the_whole(void **state)
 {
     (void)state;
@@ -142,6 +193,8 @@ int main(void)
         cmocka_unit_test_setup(test_add_and_scale_round_once, setup),
         cmocka_unit_test_setup(test_block_sums_do_not_depend_on_the_cut, setup),
         cmocka_unit_test_setup(test_tree_splits_at_the_largest_power_of_two_below, setup),
+        cmocka_unit_test_setup(test_adamw_of_many_gives_the_bits_of_few, setup),
+        cmocka_unit_test_setup(test_copy_and_zero_write_all_and_no_more, setup),
         cmocka_unit_test_setup(test_adamw_is_its_sequence_of_operations, setup),
         cmocka_unit_test_setup(test_normals_of_a_range_equal_those_of_the_whole, setup),
         cmocka_unit_test_setup(test_streams_of_other_keys_differ, setup),
