@@ -214,6 +214,13 @@ static int check_roots(const struct job_checker *checker)
     const struct bl_job *job = checker->job;
     for (uint32_t i = 0; i < job->root_count; i++) {
         uint64_t rate = job->roots[i].rate_max;
+
+        if (job->roots[i].shared && strstr(job->roots[i].path, "{node}") != NULL) {
+            return check_fail(checker, BL_ECONFIG, "roots[].path",
+                              "'%s' has {node} in it, so it is not the same directory on all "
+                              "nodes: leave shared: true out",
+                              job->roots[i].path);
+        }
         if (rate != 0 && rate < ROOT_RATE_LEAST) {
             return check_fail(checker, BL_ECONFIG, "roots[].rate_max",
                               "%" PRIu64 " bytes a second is less than 1 MiB: between two buffers "

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Other nodes' ranks read this node's arenas here. Bulk traffic has its own port and threads, so
- * that beats never queue behind it: one thread accepts, each connection has one of its own, which
- * blocks as it likes, within deadlines. What they may read only the loop knows: they ask it.
+ * Other nodes' ranks read this node's arenas here, and their engines the files of checkpoints that
+ * lie in its own roots. Bulk traffic has its own port and threads, so that beats never queue behind
+ * it: one thread accepts, each connection has one of its own, which blocks as it likes, within
+ * deadlines. What they may read only the loop knows: they ask it.
  *
  *      connection thread --lookup--> loop: run, key, arena -> a duplicate of the memfd --> sendfile
+ *                                    loop: run, key, root  -> its path, opened here    --> sendfile
+ *
+ * A disk that hangs keeps those threads that read from it; so many at most, the others stay for
+ * memory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,13 +20,16 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "daemon/daemon.h"
+#include "daemon/engine_client.h"
 #include "wire/sock.h"
 
 #define BULK_CONNECTIONS_MAX 64
+#define BULK_FILES_MAX       32         /* connections that are at a file */
 #define BULK_IDLE_MS         30000      /* a reader that asks nothing for so long is sent away */
 #define BULK_SEND_MS         30000      /* without a byte going out: the reader is gone */
 #define BULK_QUESTION_MAX    65536u     /* bytes of a hello or a question */
@@ -29,8 +37,10 @@
 
 struct lookup { /* on the stack of a connection thread until it is answered */
     struct lookup *next;
-    const struct wire_bulk_read *question;
+    const struct wire_bulk_read *question; /* of memory, or: */
+    const struct wire_bulk_file *file;
     int done, rc, fd;
+    char root[WIRE_ROOT_MAX]; /* of a file: where the root lies */
     char text[128];
 };
 
@@ -42,7 +52,7 @@ struct bulk {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t answered, left;
     struct lookup *asked;
-    uint32_t connections;
+    uint32_t connections, at_files;
     int stopping;
 };
 
@@ -76,13 +86,35 @@ static void lookup_answer(struct bulk *bulk, struct lookup *lookup)
     }
 }
 
+static void lookup_root(struct bulk *bulk, struct lookup *lookup)
+{
+    const struct wire_bulk_file *file = lookup->file;
+    struct run *run = run_find(bulk->daemon, file->run);
+
+    lookup->fd = -1;
+    if (!run || !core_member_has_file_key(run->member, file->key)) {
+        lookup->rc = -EACCES;
+        snprintf(lookup->text, sizeof(lookup->text), "no such run or key here");
+    } else if (file->root >= run->job->root_count || run->job->roots[file->root].shared) {
+        lookup->rc = -ENOENT;
+        snprintf(lookup->text, sizeof(lookup->text), "no root of this node's own");
+    } else {
+        lookup->rc = engine_root_path(bulk->daemon->config.name, run->job->roots[file->root].path,
+                                      lookup->root, sizeof(lookup->root));
+    }
+}
+
 static void on_async(uv_async_t *async)
 {
     struct bulk *bulk = async->data;
 
     pthread_mutex_lock(&bulk->lock);
     for (struct lookup *lookup = bulk->asked; lookup; lookup = lookup->next) {
-        lookup_answer(bulk, lookup);
+        if (lookup->file) {
+            lookup_root(bulk, lookup);
+        } else {
+            lookup_answer(bulk, lookup);
+        }
         lookup->done = 1;
     }
     bulk->asked = NULL;
@@ -160,6 +192,128 @@ static int read_answer(struct reader *reader, struct wire_sock *sock,
     return rc;
 }
 
+/* ---- files ---- */
+
+/* A name of letters, digits, '.', '-' and '_' that begins as checkpoints', attempts' and their
+ * files do; so it names nothing above or beside them. */
+static int name_is_plain(const char *name, const char *const *begins)
+{
+    int is_one = 0;
+
+    for (; *begins; begins++) {
+        is_one |= strncmp(name, *begins, strlen(*begins)) == 0;
+    }
+    return is_one && name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                       "0123456789.-_")] == '\0';
+}
+
+static int file_open(const char *root, const struct wire_bulk_file *file, uint64_t *ret_bytes)
+{
+    static const char *const dirs[] = {"step-", ".step-", NULL};
+    static const char *const files[] = {"part-", "manifest.json", NULL};
+    struct stat st;
+
+    if (!name_is_plain(file->dir, dirs) || !name_is_plain(file->file, files)) {
+        return -EACCES;
+    }
+    int at = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int dir =
+        at < 0 ? -errno : openat(at, file->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    dir = at >= 0 && dir < 0 ? -errno : dir;
+    if (at >= 0) {
+        close(at);
+    }
+    if (dir < 0) {
+        return dir;
+    }
+    int fd = openat(dir, file->file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    fd = fd < 0 ? -errno : fd;
+    close(dir);
+    if (fd >= 0 && (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))) {
+        close(fd);
+        return -EACCES;
+    }
+    *ret_bytes = fd >= 0 ? (uint64_t)st.st_size : 0;
+    return fd;
+}
+
+/* Opens what is asked for; the answer says why not. */
+static int file_find(const struct lookup *lookup, struct wire_bulk_data *answer)
+{
+    const struct wire_bulk_file *file = lookup->file;
+    int fd = file_open(lookup->root, file, &answer->file_bytes);
+
+    if (fd < 0) {
+        answer->rc = fd == -EACCES ? -EPERM : fd; /* the first means the key */
+        snprintf(answer->text, sizeof(answer->text), "%.90s/%.90s: %s", file->dir, file->file,
+                 bl_strerror(fd));
+    } else if (file->bytes > BULK_READ_MAX || file->offset > answer->file_bytes ||
+               file->bytes > answer->file_bytes - file->offset) {
+        answer->rc = BL_ELIMIT;
+        snprintf(answer->text, sizeof(answer->text), "not within the file");
+    }
+    return fd;
+}
+
+/* Room for one more at a file? */
+static int files_enter(struct bulk *bulk)
+{
+    pthread_mutex_lock(&bulk->lock);
+    int is_in = bulk->at_files < BULK_FILES_MAX;
+
+    bulk->at_files += (uint32_t)is_in;
+    pthread_mutex_unlock(&bulk->lock);
+    return is_in;
+}
+
+static void files_leave(struct bulk *bulk)
+{
+    pthread_mutex_lock(&bulk->lock);
+    bulk->at_files--;
+    pthread_mutex_unlock(&bulk->lock);
+}
+
+static int file_answer(struct reader *reader, struct wire_sock *sock,
+                       const struct wire_frame *frame)
+{
+    struct bulk *bulk = reader->bulk;
+    struct wire_bulk_file question;
+    struct wire_bulk_data answer = {0};
+    struct lookup lookup = {.file = &question};
+    int fd = -1;
+    int rc = wire_bulk_file_decode(&question, frame->payload, frame->payload_bytes, NULL);
+
+    if (rc != 0) {
+        return rc;
+    }
+    lookup_ask(bulk, &lookup);
+    answer.rc = lookup.rc;
+    snprintf(answer.text, sizeof(answer.text), "%s", lookup.text);
+    int is_in = answer.rc == 0 && files_enter(bulk);
+
+    if (answer.rc == 0 && !is_in) {
+        answer.rc = -EBUSY;
+        snprintf(answer.text, sizeof(answer.text), "%u read files here already", BULK_FILES_MAX);
+    } else if (is_in) {
+        fd = file_find(&lookup, &answer);
+    }
+    answer.bytes = answer.rc ? 0 : question.bytes;
+    rc = wire_sock_send(sock, WIRE_TYPE_BULK_DATA, &answer, 0, bulk->daemon->incarnation, NULL, 0,
+                        (uint32_t)bl_time_scaled_ms(BULK_SEND_MS), NULL);
+    if (rc == 0 && answer.bytes > 0) {
+        rc = file_send(sock->fd, fd, question.offset, question.bytes);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (is_in) {
+        files_leave(bulk);
+    }
+    return rc;
+}
+
 static int reader_hello(const struct reader *reader, struct wire_sock *sock)
 {
     const struct daemon *daemon = reader->bulk->daemon;
@@ -197,7 +351,9 @@ static void *reader_main(void *arg)
     while (rc == 0 && !__atomic_load_n(&bulk->stopping, __ATOMIC_RELAXED)) {
         rc = wire_sock_recv(&sock, &frame, (uint32_t)bl_time_scaled_ms(BULK_IDLE_MS), NULL);
         if (rc == 0) {
-            rc = frame.type == WIRE_TYPE_BULK_READ ? read_answer(reader, &sock, &frame) : BL_EPROTO;
+            rc = frame.type == WIRE_TYPE_BULK_READ   ? read_answer(reader, &sock, &frame)
+                 : frame.type == WIRE_TYPE_BULK_FILE ? file_answer(reader, &sock, &frame)
+                                                     : BL_EPROTO;
         }
     }
     wire_sock_close(&sock);

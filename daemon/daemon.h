@@ -97,7 +97,9 @@ struct run {
     uint32_t handles_open;
     enum wire_verdict verdict; /* after FINISHED or DONE */
     char start_text[256];      /* why the last start of a rank failed; "" none did since */
-    uint64_t disk_ms;          /* when the newest save was committed; 0 not since we started */
+    uint64_t passed_told[16];  /* digests of what was said of checkpoints passed over; a ring */
+    uint32_t passed_count;
+    uint64_t disk_ms; /* when the newest save was committed; 0 not since we started */
 };
 
 struct daemon {

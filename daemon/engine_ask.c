@@ -11,13 +11,26 @@
 
 #define ENGINE_RESERVE_BYTES (1u << 20) /* of each root, kept for the commit record */
 
+int engine_root_path(const char *node, const char *path, char *ret, size_t bytes)
+{
+    static const char name[] = "{node}";
+    const char *at = strstr(path, name);
+    int n =
+        at ? snprintf(ret, bytes, "%.*s%s%s", (int)(at - path), path, node, at + sizeof(name) - 1)
+           : snprintf(ret, bytes, "%s", path);
+
+    return n < 0 || (size_t)n >= bytes ? BL_ELIMIT : 0;
+}
+
 void engine_root_fill(const struct run *run, uint32_t index, int create,
                       struct wire_engine_root *ret)
 {
     const struct bl_job_root *root = &run->job->roots[index];
 
     memset(ret, 0, sizeof(*ret));
-    snprintf(ret->path, sizeof(ret->path), "%s", root->path);
+    BL_IGNORE(engine_root_path(run->daemon->config.name, root->path, ret->path, sizeof(ret->path)),
+              "run_open has looked");
+    ret->index = index;
     ret->run = run->id;
     snprintf(ret->node, sizeof(ret->node), "%s", run->daemon->config.name);
     ret->nodes = run->job->nodes_min;
@@ -86,6 +99,7 @@ static void write_send(struct run *run, struct engine *engine, struct engine_pen
     struct wire_engine_write message = {0};
 
     engine_root_fill(run, job->root, 1, &message.root);
+    message.root.apart = job->apart;
     message.attempt = (struct wire_engine_attempt){.attempt = job->attempt,
                                                    .step = job->step,
                                                    .generation = job->generation,
@@ -94,6 +108,7 @@ static void write_send(struct run *run, struct engine *engine, struct engine_pen
     snprintf(message.attempt.dir, sizeof(message.attempt.dir), "%s", job->dir);
     snprintf(message.part, sizeof(message.part), "part-%.56s", run->daemon->config.name);
     snprintf(message.codec, sizeof(message.codec), "%s", run->job->codec);
+    message.pick = *job->pick; /* a view: the message is not closed */
     if (!engine->conn && !engine->is_stuck && engine->stillborn <= 1) {
         engine_start(engine);
     }
@@ -177,12 +192,46 @@ void engine_cancel(struct run *run, uint64_t attempt)
     }
 }
 
+static void keep_fill(const struct bl_job_root *root, struct wire_engine_commit *message)
+{
+    message->keep = (struct wire_engine_keep){.keep = root->keep,
+                                              .keep_best = root->keep_best,
+                                              .keep_every = root->keep_every,
+                                              .bytes_max = root->bytes_max};
+    message->verify = root->verify;
+}
+
+void engine_peers_open(const struct run *run, uint32_t count, struct wire_engine_peers *ret)
+{
+    const struct wire_directive *directive = core_member_directive(run->member);
+
+    memset(ret, 0, sizeof(*ret));
+    if (directive) {
+        memcpy(ret->key, directive->file_key, sizeof(ret->key));
+    }
+    ret->peers = calloc(count + 1, sizeof(*ret->peers));
+    BL_ASSERT(ret->peers);
+}
+
+void engine_peers_add(const struct run *run, struct wire_engine_peers *peers, const char *node,
+                      const char *addr)
+{
+    if (addr[0] && strcmp(node, run->daemon->config.name) != 0) {
+        struct wire_holder *peer = &peers->peers[peers->peer_count++];
+
+        snprintf(peer->node, sizeof(peer->node), "%s", node);
+        snprintf(peer->bulk_addr, sizeof(peer->bulk_addr), "%s", addr);
+    }
+}
+
 static void commit_fill(struct run *run, const struct core_commit *commit,
                         struct wire_engine_commit *message)
 {
     const struct bl_job_root *root = &run->job->roots[commit->root];
 
-    engine_root_fill(run, commit->root, 0, &message->root);
+    engine_root_fill(run, commit->root, (int)commit->apart, &message->root);
+    message->root.apart = commit->apart;
+    message->stage = commit->apart ? WIRE_ENGINE_COMPOSE : WIRE_ENGINE_WHOLE;
     message->attempt = (struct wire_engine_attempt){.attempt = commit->attempt,
                                                     .step = commit->step,
                                                     .generation = commit->generation,
@@ -190,18 +239,19 @@ static void commit_fill(struct run *run, const struct core_commit *commit,
                                                     .count = 1};
     snprintf(message->attempt.dir, sizeof(message->attempt.dir), "%s", commit->dir);
     message->manifest_json = manifest_json(run, commit);
-    message->keep = (struct wire_engine_keep){.keep = root->keep,
-                                              .keep_best = root->keep_best,
-                                              .keep_every = root->keep_every,
-                                              .bytes_max = root->bytes_max};
-    message->verify = root->verify;
+    keep_fill(root, message);
     message->part_count = commit->part_count;
     message->parts = calloc(commit->part_count + 1, sizeof(*message->parts));
     message->line_end_count = commit->line_end_count;
     message->line_ends = calloc(commit->line_end_count + 1, sizeof(*message->line_ends));
     BL_ASSERT(message->parts && message->line_ends);
+    engine_peers_open(run, commit->apart ? commit->part_count : 0, &message->peers);
     for (uint32_t i = 0; i < commit->part_count; i++) {
         message->parts[i].part_json = strdup(commit->parts[i].part_json);
+        if (commit->apart) {
+            engine_peers_add(run, &message->peers, commit->parts[i].node,
+                             commit->parts[i].bulk_addr);
+        }
     }
     if (commit->line_end_count) {
         memcpy(message->line_ends, commit->line_ends,
@@ -235,13 +285,64 @@ void engine_commit(struct run *run, uint64_t attempt)
     wire_engine_commit_free(&message);
 }
 
+static void stage_fill(struct run *run, const struct wire_save *save, enum wire_engine_stage stage,
+                       struct wire_engine_commit *message)
+{
+    engine_root_fill(run, save->root, 0, &message->root);
+    message->root.apart = 1;
+    message->stage = stage;
+    message->attempt = (struct wire_engine_attempt){.attempt = save->attempt,
+                                                    .step = save->step,
+                                                    .generation = save->generation,
+                                                    .line = save->line,
+                                                    .count = 1};
+    snprintf(message->attempt.dir, sizeof(message->attempt.dir), "%s", save->dir);
+    snprintf(message->final_dir, sizeof(message->final_dir), "%s", save->dir);
+    message->manifest_digest = save->manifest_digest;
+    keep_fill(&run->job->roots[save->root], message);
+    message->verify = 1; /* of its own node knows none that the others are right: all read back */
+    message->line_end_count = save->line_end_count;
+    message->line_ends = save->line_ends; /* a view */
+    engine_peers_open(run, 1, &message->peers);
+    if (stage == WIRE_ENGINE_PREPARE) {
+        engine_peers_add(run, &message->peers, "", save->source);
+    }
+}
+
+void engine_stage(struct run *run, uint64_t attempt, enum wire_engine_stage stage)
+{
+    const struct wire_save *save = core_member_save(run->member, attempt);
+    struct wire_engine_commit message = {0};
+
+    if (!save || save->root >= run->job->root_count) {
+        return; /* nobody wants it any more */
+    }
+    struct engine *engine = engine_of(run->daemon, run->job->roots[save->root].path);
+    struct engine_pending *pending =
+        engine && stage != WIRE_ENGINE_RETAIN
+            ? engine_pending_add(engine, ENGINE_ASKED_STAGE, attempt, run->id)
+            : NULL;
+
+    stage_fill(run, save, stage, &message);
+    if (pending) {
+        engine_ask(engine, pending, WIRE_TYPE_ENGINE_COMMIT, &message, NULL, 0);
+    } else if (stage != WIRE_ENGINE_RETAIN) {
+        core_member_on_engine_stage(run->member, attempt, BL_ELIMIT, "too many saves under way",
+                                    daemon_now_ms());
+    } else if (engine && engine->conn && !engine->is_stuck) {
+        BL_IGNORE(conn_send(engine->conn, WIRE_TYPE_ENGINE_COMMIT, &message, 0, NULL, 0),
+                  "the next one retains");
+    }
+    free(message.peers.peers);
+}
+
 /* ---- reading ---- */
 
-void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
-                      engine_scanned_fn done, void *arg)
+void engine_scan_root(struct daemon *daemon, const char *path, const struct wire_engine_root *root,
+                      int own, engine_scanned_fn done, void *arg)
 {
-    struct engine *engine = engine_of(daemon, root->path);
-    struct wire_engine_scan message = {.root = *root};
+    struct engine *engine = engine_of(daemon, path);
+    struct wire_engine_scan message = {.root = *root, .own = (uint32_t)own};
 
     message.request = engine ? ++engine->next_request : 0;
     struct engine_pending *pending =

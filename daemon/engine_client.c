@@ -75,6 +75,17 @@ void engine_written_tell(struct engine *engine, const struct engine_pending *pen
     run_pump(run);
 }
 
+static void staged(struct engine *engine, const struct engine_pending *pending, int rc,
+                   const char *text)
+{
+    struct run *run = run_find(engine->daemon, pending->run);
+
+    if (run) {
+        core_member_on_engine_stage(run->member, pending->key, rc, text, daemon_now_ms());
+        run_pump(run);
+    }
+}
+
 static void committed(struct engine *engine, const struct engine_pending *pending, int rc,
                       const char *text, uint64_t digest)
 {
@@ -95,6 +106,9 @@ void engine_pending_fail(struct engine *engine, const struct engine_pending *pen
         break;
     case ENGINE_ASKED_COMMIT:
         committed(engine, pending, BL_EABORTED, text, 0);
+        break;
+    case ENGINE_ASKED_STAGE:
+        staged(engine, pending, BL_EABORTED, text);
         break;
     case ENGINE_ASKED_SCAN:
         pending->scanned(pending->arg, NULL);
@@ -153,6 +167,9 @@ static int on_committed(struct engine *engine, const struct wire_frame *frame)
                   answer.dir, answer.warning);
         }
         committed(engine, &pending, answer.rc, answer.text, answer.manifest_digest);
+    } else if (rc == 0 &&
+               engine_pending_take(engine, ENGINE_ASKED_STAGE, answer.attempt, &pending)) {
+        staged(engine, &pending, answer.rc, answer.text);
     }
     return rc;
 }
@@ -200,6 +217,12 @@ static int on_verified(struct engine *engine, const struct wire_frame *frame)
     for (uint32_t i = engine->daemon->run_count; rc == 0 && i > 0; i--) {
         struct run *run = engine->daemon->runs[i - 1];
 
+        if (said.attempt && core_member_save(run->member, said.attempt)) {
+            core_member_on_engine_verified(run->member, said.attempt, said.rc, said.text,
+                                           daemon_now_ms());
+            run_pump(run);
+            continue; /* of a part: the leader hears of it in the report */
+        }
         for (uint32_t r = 0; run->leader && r < run->job->root_count; r++) {
             if (strcmp(run->job->roots[r].path, engine->path) == 0) {
                 core_leader_on_verified(run->leader, r, said.step, said.dir, said.rc, said.text,

@@ -31,17 +31,26 @@ void engine_write(struct run *run, uint64_t attempt);
 void engine_cancel(struct run *run, uint64_t attempt);
 /* Manifest and rename of the attempt (core_leader_commit); core_leader_on_commit_done. */
 void engine_commit(struct run *run, uint64_t attempt);
-/* Lists all roots' checkpoints, all at once; core_leader_on_scan_done. */
+/* What a save that lies on several nodes needs here next; core_member_on_engine_stage. */
+void engine_stage(struct run *run, uint64_t attempt, enum wire_engine_stage stage);
+/* Lists the checkpoints of all roots that every node sees, all at once; core_leader_on_scan_done.
+ */
 void engine_scan(struct run *run);
+/* Lists what this node has in the roots that are its own; core_member_on_scanned. */
+void engine_scan_own(struct run *run, uint64_t scan);
 
-/* Scans one root for a caller of its own (a submit). `done` gets NULL when the engine failed. */
+/* Scans one root for a caller of its own (a submit). `path` is as jobs name it, which tells the
+ * engines apart. `own`: parts of checkpoints are wanted too. `done` gets NULL when the engine
+ * failed. */
 typedef void (*engine_scanned_fn)(void *arg, const struct wire_engine_scanned *scanned);
-void engine_scan_root(struct daemon *daemon, const struct wire_engine_root *root,
-                      engine_scanned_fn done, void *arg);
+void engine_scan_root(struct daemon *daemon, const char *path, const struct wire_engine_root *root,
+                      int own, engine_scanned_fn done, void *arg);
 
 /* Root `index` of the run's job, as a question to the engine names it. */
 void engine_root_fill(const struct run *run, uint32_t index, int create,
                       struct wire_engine_root *ret);
+/* The path of a root on this node: "{node}" in it is the node's name. BL_ELIMIT: too long. */
+BL_MUST_CHECK int engine_root_path(const char *node, const char *path, char *ret, size_t bytes);
 
 /* Fills a slot of `arena` from disk, from one of the job's roots, or, where its engine here does
  * not answer, from another one that the plan names; `done` as the engine answered. */

@@ -105,6 +105,33 @@ static void load_end(struct load *load, int rc, const char *text)
     free(load);
 }
 
+/* Who may have what this node's own roots do not have. */
+static void load_peers(const struct run *run, struct wire_engine_load *message)
+{
+    const struct wire_directive *directive = core_member_directive(run->member);
+    uint32_t count = directive ? directive->plan.holder_count : 0;
+
+    engine_peers_open(run, count, &message->peers);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wire_holder *holder = &directive->plan.holders[i];
+
+        engine_peers_add(run, &message->peers, holder->node, holder->bulk_addr);
+    }
+}
+
+/* A root to load from. One that each node has for itself may not be here yet: then it is made. */
+static void load_root_fill(const struct run *run, uint32_t root, struct wire_engine_root *ret)
+{
+    const struct wire_directive *directive = core_member_directive(run->member);
+    uint32_t count = directive ? directive->plan.holder_count : 0;
+
+    engine_root_fill(run, root, 0, ret);
+    for (uint32_t i = 0; !ret->shared && i < count; i++) {
+        ret->apart |= strcmp(directive->plan.holders[i].node, run->daemon->config.name) != 0;
+    }
+    ret->shared = !ret->apart;
+}
+
 static void load_copies(const struct load *load, const struct run *run, uint32_t main_place,
                         struct wire_engine_load *message)
 {
@@ -114,8 +141,7 @@ static void load_copies(const struct load *load, const struct run *run, uint32_t
         if (i == main_place || load->places[i].tried || place_is_stuck(load, run, i)) {
             continue;
         }
-        engine_root_fill(run, load->places[i].root, 0, &copy->root);
-        copy->root.shared = 1;
+        load_root_fill(run, load->places[i].root, &copy->root);
         snprintf(copy->dir, sizeof(copy->dir), "%s", load->places[i].dir);
         message->copy_count++;
     }
@@ -152,11 +178,12 @@ static void load_ask(struct load *load, struct run *run, uint32_t place)
     load->places[place].tried = 1;
     pending->loaded = on_answer;
     pending->arg = load;
-    engine_root_fill(run, load->places[place].root, 0, &message.root);
-    message.root.shared = 1;
+    load_root_fill(run, load->places[place].root, &message.root);
     snprintf(message.dir, sizeof(message.dir), "%s", load->places[place].dir);
     load_copies(load, run, place, &message);
+    load_peers(run, &message);
     engine_ask(engine, pending, WIRE_TYPE_ENGINE_LOAD, &message, &arena->fd, 1);
+    free(message.peers.peers);
 }
 
 /* BL_EABORTED: no engine answered, the next place's may. Whatever else an engine answers holds for

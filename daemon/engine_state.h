@@ -9,6 +9,7 @@ enum engine_question {
     ENGINE_ASKED_NONE,
     ENGINE_ASKED_WRITE,
     ENGINE_ASKED_COMMIT,
+    ENGINE_ASKED_STAGE,
     ENGINE_ASKED_SCAN,
     ENGINE_ASKED_LOAD
 };
@@ -79,6 +80,14 @@ void engine_restart_in(struct engine *engine, uint64_t ms);
 void engine_child_abandon(struct engine *engine);
 void engine_written_tell(struct engine *engine, const struct engine_pending *pending, int rc,
                          const struct wire_engine_written *answer, const char *text);
+
+/* ---- engine_ask.c ---- */
+
+/* The run's file key, and room for `count` peers (owned by the caller: free() its `peers`). */
+void engine_peers_open(const struct run *run, uint32_t count, struct wire_engine_peers *ret);
+/* Another node where files may be read; this one is left out. */
+void engine_peers_add(const struct run *run, struct wire_engine_peers *peers, const char *node,
+                      const char *addr);
 
 /* ---- engine_watch.c ---- */
 

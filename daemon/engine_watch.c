@@ -172,7 +172,9 @@ void engine_watch_try(struct engine *engine)
     struct engine_pending *pending =
         engine_pending_add(engine, ENGINE_ASKED_SCAN, message.request, 0);
 
-    snprintf(message.root.path, sizeof(message.root.path), "%s", engine->path);
+    BL_IGNORE(engine_root_path(engine->daemon->config.name, engine->path, message.root.path,
+                               sizeof(message.root.path)),
+              "it fitted before");
     snprintf(message.root.node, sizeof(message.root.node), "%s", engine->daemon->config.name);
     message.root.nodes = 1;
     message.root.shared = 1;

@@ -146,6 +146,7 @@ int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t
     struct core_root roots[BL_JOB_ROOTS_MAX];
     struct core_leader_config config = {.run = run->id,
                                         .name = run->name,
+                                        .node = daemon->config.name,
                                         .head_epoch = daemon->head_epoch,
                                         .incarnation = daemon->incarnation,
                                         .seed = bl_random_u64(),
@@ -166,7 +167,9 @@ int leader_edge_open(struct run *run, const struct wire_record *record, uint64_t
     static char names[DAEMON_PEERS_MAX + 1][WIRE_NODE_MAX];
 
     for (uint32_t i = 0; i < job->root_count; i++) {
-        roots[i] = (struct core_root){job->roots[i].path, job->roots[i].every};
+        roots[i] = (struct core_root){.path = job->roots[i].path,
+                                      .every = job->roots[i].every,
+                                      .apart = !job->roots[i].shared};
     }
     deadlines_fill(&config.deadlines, &job->deadlines);
     run->leader = core_leader_new(&config, daemon_now_ms());

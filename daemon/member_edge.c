@@ -151,6 +151,18 @@ void member_edge_effects(struct run *run, int *ret_any)
             break;
         case CORE_MEMBER_ENGINE_DONE:
             break; /* its descriptors were closed when the part was written */
+        case CORE_MEMBER_ENGINE_PREPARE:
+            engine_stage(run, effect.attempt, WIRE_ENGINE_PREPARE);
+            break;
+        case CORE_MEMBER_ENGINE_PUBLISH:
+            engine_stage(run, effect.attempt, WIRE_ENGINE_PUBLISH);
+            break;
+        case CORE_MEMBER_ENGINE_RETAIN:
+            engine_stage(run, effect.attempt, WIRE_ENGINE_RETAIN);
+            break;
+        case CORE_MEMBER_SCAN:
+            engine_scan_own(run, effect.scan);
+            break;
         case CORE_MEMBER_EPOCH:
             epoch_remember(run->daemon, effect.head_epoch);
             break;

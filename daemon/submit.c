@@ -361,11 +361,11 @@ static void root_fill(const struct submit *submit, const char *path, uint64_t ru
                       struct wire_engine_root *ret)
 {
     memset(ret, 0, sizeof(*ret));
-    snprintf(ret->path, sizeof(ret->path), "%s", path);
+    BL_IGNORE(engine_root_path(submit->daemon->config.name, path, ret->path, sizeof(ret->path)),
+              "a path that was cut is not there, which is said");
     snprintf(ret->node, sizeof(ret->node), "%s", submit->daemon->config.name);
     ret->run = run;
     ret->nodes = 1;
-    ret->shared = 1;
 }
 
 static void scan_next(struct submit *submit)
@@ -377,24 +377,38 @@ static void scan_next(struct submit *submit)
         return;
     }
     root_fill(submit, submit->job->roots[submit->root].path, submit->run, &root);
-    engine_scan_root(submit->daemon, &root, on_root_scanned, submit);
+    engine_scan_root(submit->daemon, submit->job->roots[submit->root].path, &root, 0,
+                     on_root_scanned, submit);
 }
 
 /* ---- recover: the frozen job of the newest checkpoint ---- */
 
-static void record_seed(struct submit *submit, const struct wire_engine_scanned *scanned)
+/* The newest one with its final name. In a node's own root it may be but a part: whether it is
+ * whole, and whether a newer one is, the leader finds out. */
+static const struct wire_engine_checkpoint *
+recover_newest(const struct wire_engine_scanned *scanned)
+{
+    for (uint32_t i = 0; i < scanned->checkpoint_count; i++) {
+        if (scanned->checkpoints[i].attempt == 0) {
+            return &scanned->checkpoints[i];
+        }
+    }
+    return NULL;
+}
+
+static void record_seed(struct submit *submit, const struct wire_engine_scanned *scanned,
+                        const struct wire_engine_checkpoint *newest)
 {
     struct wire_record *record = &submit->record;
 
     memset(record, 0, sizeof(*record));
     record->run = scanned->run;
     record->phase = WIRE_PHASE_NONE; /* DONE would tell the members that there is nothing to do */
-    record->committed_step = scanned->checkpoints[0].step;
-    record->committed_generation = scanned->checkpoints[0].generation;
-    record->committed_digest = scanned->checkpoints[0].manifest_digest;
-    record->function_id = scanned->checkpoints[0].function_id;
-    snprintf(record->committed_dir, sizeof(record->committed_dir), "%s",
-             scanned->checkpoints[0].dir);
+    record->committed_step = newest->step;
+    record->committed_generation = newest->generation;
+    record->committed_digest = newest->manifest_digest;
+    record->function_id = newest->function_id;
+    snprintf(record->committed_dir, sizeof(record->committed_dir), "%s", newest->dir);
     record->root_count = 1;
     record->roots[0] =
         (struct wire_record_root){.path = bl_xxh3(submit->recover, strlen(submit->recover)),
@@ -441,18 +455,20 @@ static void on_recover_scanned(void *arg, const struct wire_engine_scanned *scan
     struct bl_errmsg msg = {{0}};
     char text[WIRE_REASON_MAX + 1200];
 
-    if (!scanned || scanned->rc != 0 || scanned->checkpoint_count == 0 ||
-        !scanned->checkpoints[0].job_json) {
+    const struct wire_engine_checkpoint *newest = scanned ? recover_newest(scanned) : NULL;
+    const char *job_json = newest ? scanned->checkpoints[0].job_json : NULL;
+
+    if (!newest || scanned->rc != 0 || !job_json) {
         snprintf(text, sizeof(text), "%s: %s", submit->recover,
                  scanned && scanned->rc ? scanned->text : "no complete checkpoint is there");
         submit_end(submit, BL_ENOSTATE, text, NULL);
         return;
     }
-    int rc = recover_job(submit, scanned->checkpoints[0].job_json, &msg);
+    int rc = recover_job(submit, job_json, &msg);
 
     rc = rc ? rc : record_find(submit, scanned->run, &msg);
     if (rc == 0 && !submit->has_record) {
-        record_seed(submit, scanned);
+        record_seed(submit, scanned, newest);
     } else if (rc == 0 && submit->record.phase != WIRE_PHASE_DONE) {
         rc = bl_err(&msg, -EALREADY, "%s is running already: belay status", submit->job->name);
     }
@@ -512,7 +528,7 @@ void submit_request(struct daemon *daemon, const char *args, struct conn *conn,
 
     if (rc == 0 && submit->recover[0]) {
         root_fill(submit, submit->recover, 0, &root);
-        engine_scan_root(daemon, &root, on_recover_scanned, submit);
+        engine_scan_root(daemon, submit->recover, &root, 1, on_recover_scanned, submit);
         return;
     }
     rc = rc ? rc : owner_check(submit, &msg);

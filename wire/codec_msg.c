@@ -210,15 +210,30 @@ static const struct codec_field fields_proc_report[] = {
 };
 static CODEC_TABLE(proc_report, wire_proc_report, proc_report, NULL);
 
+static const struct codec_field fields_line_end[] = {
+    F_U64(wire_line_end, generation),
+    F_U64(wire_line_end, step),
+};
+CODEC_TABLE(line_end, wire_line_end, line_end, NULL);
+
 static const struct codec_field fields_save[] = {
-    F_U64(wire_save, attempt),    F_U64(wire_save, step),
-    F_U64(wire_save, generation), F_U64(wire_save, line),
-    F_U32(wire_save, root),       F_ENUM(wire_save, state, WIRE_SAVE_DAMAGED),
-    F_STR(wire_save, dir),        F_TEXT(wire_save, part_json, WIRE_JSON_MAX),
-    F_STR(wire_save, text),       F_U64S(wire_save, arenas, arena_count, WIRE_ARENAS_MAX),
-    F_U64(wire_save, bytes),      F_U64(wire_save, elapsed_ms),
-    F_U32(wire_save, apart),      F_U64(wire_save, manifest_digest),
-    F_STR(wire_save, source),     F_MSG(wire_save, pick, &codec_extent_list),
+    F_U64(wire_save, attempt),
+    F_U64(wire_save, step),
+    F_U64(wire_save, generation),
+    F_U64(wire_save, line),
+    F_U32(wire_save, root),
+    F_ENUM(wire_save, state, WIRE_SAVE_DAMAGED),
+    F_STR(wire_save, dir),
+    F_TEXT(wire_save, part_json, WIRE_JSON_MAX),
+    F_STR(wire_save, text),
+    F_U64S(wire_save, arenas, arena_count, WIRE_ARENAS_MAX),
+    F_U64(wire_save, bytes),
+    F_U64(wire_save, elapsed_ms),
+    F_U32(wire_save, apart),
+    F_U64(wire_save, manifest_digest),
+    F_STR(wire_save, source),
+    F_MSGS(wire_save, line_ends, line_end_count, WIRE_LINES_MAX, &codec_line_end),
+    F_MSG(wire_save, pick, &codec_extent_list),
 };
 static CODEC_TABLE(save, wire_save, save, NULL);
 
@@ -291,12 +306,6 @@ static const struct codec_field fields_directive[] = {
 CODEC_TABLE(directive, wire_directive, directive, NULL);
 
 /* ---- the store's record ---- */
-
-static const struct codec_field fields_line_end[] = {
-    F_U64(wire_line_end, generation),
-    F_U64(wire_line_end, step),
-};
-CODEC_TABLE(line_end, wire_line_end, line_end, NULL);
 
 static const struct codec_field fields_record_root[] = {
     F_U64(wire_record_root, path),

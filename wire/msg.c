@@ -82,14 +82,19 @@ void wire_rank_directive_close(struct wire_rank_directive *directive)
     memset(directive, 0, sizeof(*directive));
 }
 
+void wire_save_close(struct wire_save *save)
+{
+    free(save->part_json);
+    free(save->arenas);
+    free(save->line_ends);
+    bl_extent_list_close(&save->pick);
+    memset(save, 0, sizeof(*save));
+}
+
 static void msg_saves_close(struct wire_save *saves, uint32_t count)
 {
     for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
-        free(saves[i].part_json);
-        free(saves[i].arenas);
-        bl_extent_list_close(&saves[i].pick);
-        saves[i].part_json = NULL;
-        saves[i].arenas = NULL;
+        wire_save_close(&saves[i]);
     }
 }
 
@@ -122,21 +127,36 @@ void wire_directive_close(struct wire_directive *directive)
     memset(directive, 0, sizeof(*directive));
 }
 
+int wire_save_copy(struct wire_save *ret, const struct wire_save *from)
+{
+    void *arenas = NULL;
+    void *ends = NULL;
+    struct wire_save save = *from;
+
+    memset(&save.pick, 0, sizeof(save.pick));
+    save.part_json = from->part_json ? strdup(from->part_json) : NULL;
+    int rc = from->part_json && !save.part_json ? -ENOMEM : 0;
+    rc = rc ? rc : msg_array_copy(&arenas, from->arenas, from->arena_count, sizeof(uint64_t));
+    rc = rc ? rc
+            : msg_array_copy(&ends, from->line_ends, from->line_end_count, sizeof(*save.line_ends));
+    save.arenas = arenas;
+    save.line_ends = ends;
+    if (rc == 0 && from->pick.extent_count) { /* an empty copy would own memory all the same */
+        rc = bl_extent_list_copy(&save.pick, &from->pick);
+    }
+    if (rc < 0) {
+        wire_save_close(&save);
+        return -ENOMEM;
+    }
+    *ret = save;
+    return 0;
+}
+
 static int msg_saves_copy(struct wire_save *ret, const struct wire_save *from, uint32_t count)
 {
     for (uint32_t i = 0; i < count && i < WIRE_SAVES_MAX; i++) {
-        void *arenas = NULL;
-        ret[i] = from[i];
-        ret[i].part_json = from[i].part_json ? strdup(from[i].part_json) : NULL;
-        int rc = msg_array_copy(&arenas, from[i].arenas, from[i].arena_count, sizeof(uint64_t));
-        ret[i].arenas = arenas;
-        memset(&ret[i].pick, 0, sizeof(ret[i].pick));
-        if (rc == 0 &&
-            from[i].pick.extent_count) { /* an empty copy would own memory all the same */
-            rc = bl_extent_list_copy(&ret[i].pick, &from[i].pick);
-        }
-        if (rc < 0 || (from[i].part_json && !ret[i].part_json)) {
-            msg_saves_close(ret, i + 1);
+        if (wire_save_copy(&ret[i], &from[i]) < 0) {
+            msg_saves_close(ret, i);
             return -ENOMEM;
         }
     }

@@ -242,6 +242,11 @@ enum wire_save_state {
     WIRE_SAVE_DAMAGED = 10   /* member: reading back found damage, text says which */
 };
 
+struct wire_line_end { /* plan `generation` resumed at `step`: older generations' later copies are
+                          void */
+    uint64_t generation, step;
+};
+
 struct wire_save {    /* one attempt */
     uint64_t attempt; /* random id; also the nonce of its directory */
     uint64_t step, generation, line;
@@ -258,6 +263,8 @@ struct wire_save {    /* one attempt */
                        nodes carry out themselves */
     uint64_t manifest_digest;   /* of PREPARE and what follows */
     char source[WIRE_ADDR_MAX]; /* PREPARE: bulk port of the node that has the manifest */
+    uint32_t line_end_count;
+    struct wire_line_end *line_ends; /* owned; VERIFIED: of the run, for retention */
     struct bl_extent_list pick; /* owned; WRITE: what this node writes of its arenas, where others
                                    hold the same; empty: all of it */
 };
@@ -298,6 +305,9 @@ struct wire_report { /* member -> leader */
     uint32_t holding_count;
     struct wire_holding *holdings; /* owned */
 };
+
+void wire_save_close(struct wire_save *save); /* frees what it owns */
+BL_MUST_CHECK int wire_save_copy(struct wire_save *ret, const struct wire_save *from);
 
 void wire_report_close(struct wire_report *report);
 BL_MUST_CHECK int wire_report_copy(struct wire_report *ret, const struct wire_report *from);
@@ -344,11 +354,6 @@ BL_MUST_CHECK int wire_directive_copy(struct wire_directive *ret,
                                       const struct wire_directive *from);
 
 /* ---- the store's record of a run: one value, changed only by compare-and-swap ---- */
-
-struct wire_line_end { /* plan `generation` resumed at `step`: older generations' later copies are
-                          void */
-    uint64_t generation, step;
-};
 
 struct wire_record_root {                         /* one root of the job; found again by its path */
     uint64_t path;                                /* XXH3 of it */

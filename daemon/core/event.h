@@ -95,6 +95,10 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
       "its saves are given up, the other roots go on; it is tried again, ever more rarely",        \
       "see to the disk, the mount or the server behind it")                                        \
     X(ROOT_BACK, 154, CORE_NOTICE, "a root answers again", "saves go to it again", "nothing")      \
+    X(CHECKPOINT_INCOMPLETE, 155, CORE_ALARM,                                                      \
+      "a committed checkpoint is not whole: a node that has a part of it is missing",              \
+      "it is waited for a little, then an older one or another root is used",                      \
+      "bring the node and its disk back")                                                          \
     X(FINISHED, 160, CORE_NOTICE, "the run is finished", "ranks leave", "nothing")                 \
     X(STOPPED, 161, CORE_NOTICE, "the run is stopped and can be resumed", "ranks leave",           \
       "belay run resumes it")                                                                      \

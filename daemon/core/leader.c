@@ -47,7 +47,9 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
     l->config.record = NULL;
     l->name = text_copy(config->name);
     l->job_json = text_copy(config->job_json);
+    l->node = config->node ? text_copy(config->node) : NULL;
     l->config.name = l->name;
+    l->config.node = l->node;
     l->config.job_json = l->job_json;
     l->random = bl_mix64(config->seed ^ bl_mix64(config->incarnation));
     l->now_ms = now_ms;
@@ -67,12 +69,17 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         uint64_t committed = l->record.committed_step;
         l->step = committed == UINT64_MAX ? 0 : committed;
         l->step = l->step < l->record.plan.step ? l->record.plan.step : l->step;
+        /* What the leader before had decided: pins of it may go at any moment. */
+        l->saves_through = committed == UINT64_MAX ? 0 : committed;
     } else {
         l->record.run = config->run;
         l->record.line = 1;
         l->record.committed_step = UINT64_MAX;
         snprintf(l->record.name, sizeof(l->record.name), "%s", l->name);
     }
+    uint64_t secret[3] = {l->config.secret, l->config.run, l->config.incarnation};
+    l->file_key[0] = bl_xxh3(secret, sizeof(secret));
+    l->file_key[1] = bl_xxh3(secret, sizeof(secret) - 8) ^ bl_mix64(l->file_key[0]);
     leader_roots_init(l, config);
     leader_event(l, CORE_EVENT_RUN_STARTED);
     leader_stir(l);
@@ -86,8 +93,10 @@ void core_leader_free(struct core_leader *l)
     }
     leader_roots_close(l);
     free(l->name);
+    free(l->node);
     free(l->job_json);
     leader_saves_close(l);
+    leader_apart_close(l);
     leader_nodes_close(l);
     wire_record_close(&l->record);
     wire_record_close(&l->next);
@@ -150,7 +159,9 @@ static void leader_scan_step(struct core_leader *l)
     if (l->scan_wanted && !l->scan_pending && l->now_ms >= l->scan_retry_ms) {
         l->scan_wanted = 0;
         l->scan_pending = 1;
+        l->scan_answered = 0;
         l->scan_from = l->checkpoint_count;
+        leader_apart_scan(l);
         ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_SCAN;
     }
 }
@@ -180,9 +191,7 @@ static void leader_start_step(struct core_leader *l)
     struct leader_pick none = {0};
     int lacks = l->scan_done ? leader_scan_lacks(l, &none) : -1;
     if (lacks >= 0) {
-        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
-                        l->roots[lacks].path);
-        leader_scan_want(l);
+        leader_scan_wait(l, (uint32_t)lacks);
         return;
     }
     if (!l->scan_done) {
@@ -238,6 +247,7 @@ void leader_step(struct core_leader *l)
         return;
     }
     leader_scan_step(l);
+    leader_scan_finish(l);
     if (!l->claimed) {
         if (l->version) {
             leader_claim_step(l);

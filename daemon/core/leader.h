@@ -44,11 +44,13 @@ struct core_root {    /* where checkpoints go; earlier ones are nearer and prefe
     const char *path; /* copied */
     uint64_t every;   /* steps between saves; 0: by request and at the end; CORE_EVERY_AUTO: as
                          measured costs and failures say (core/interval.h) */
+    uint32_t apart;   /* each node has this directory for itself */
 };
 
 struct core_leader_config {
     uint64_t run;
     const char *name; /* of the job; copied */
+    const char *node; /* that this leader runs on; copied; NULL: no root is apart */
     uint64_t head_epoch, incarnation;
     uint64_t seed,
         secret; /* random: ids are drawn from the first, generation keys from the second */
@@ -76,6 +78,8 @@ struct core_checkpoint { /* found by a scan */
     uint32_t digest_known;
     struct bl_state_digest digest; /* of the state */
     uint64_t state_elems;          /* elements of all tensors; 0 unknown */
+    uint32_t verified;             /* marked so */
+    uint32_t prepared;             /* not complete: an attempt that every node has prepared */
     char dir[WIRE_DIR_MAX];
 };
 
@@ -84,8 +88,9 @@ enum core_leader_effect_kind {
     CORE_LEADER_DIRECTIVE, /* core_leader_directive(node) and send it */
     CORE_LEADER_STORE,     /* core_leader_record(): put it if the store's version is `expected`;
                               answer on_store_done. One at a time. */
-    CORE_LEADER_SCAN,      /* list checkpoints of all roots; answer on_scan_done */
-    CORE_LEADER_COMMIT,    /* core_leader_commit(attempt): manifest and rename; on_commit_done */
+    CORE_LEADER_SCAN,      /* list checkpoints of all roots that are not apart; on_scan_done */
+    CORE_LEADER_COMMIT,    /* core_leader_commit(attempt): manifest and rename; on_commit_done. Of
+                              a save that is apart the manifest only, here */
     CORE_LEADER_RETAIN,    /* a commit stands: old checkpoints may go by the root's rules */
     CORE_LEADER_EVENT,     /* `event` */
     CORE_LEADER_FINISHED,  /* DONE is stored and all processes are gone or late: `verdict` */
@@ -103,7 +108,8 @@ struct core_leader_effect {
 
 struct core_commit_part {
     char node[WIRE_NODE_MAX];
-    const char *part_json; /* view, until the next call into the leader */
+    char bulk_addr[WIRE_ADDR_MAX]; /* where its files are read */
+    const char *part_json;         /* view, until the next call into the leader */
 };
 
 struct core_commit { /* what COMMIT writes */
@@ -113,6 +119,7 @@ struct core_commit { /* what COMMIT writes */
     struct bl_state_digest digest;
     uint64_t state_elems, function_id;
     uint32_t world; /* ranks at the step */
+    uint32_t apart; /* parts lie on their nodes */
     uint32_t part_count;
     struct core_commit_part *parts; /* owned by the caller after the call: free() */
     uint32_t line_end_count;

@@ -118,18 +118,24 @@ static void directive_saves(const struct core_leader *l, uint32_t node, struct w
 {
     for (uint32_t i = 0; i < l->save_count && d->save_count < WIRE_SAVES_MAX; i++) {
         const struct leader_save *s = &l->saves[i];
-        int has_part = 0;
-        for (uint32_t k = 0; k < s->part_count; k++) {
-            has_part |= s->parts[k].node == node;
-        }
-        if (!has_part) {
+        const struct leader_part *part = leader_part_find(s, node);
+        if (!part || (part->bare && s->save.state == WIRE_SAVE_WRITE)) {
             continue;
         }
         struct wire_save *save = &d->saves[d->save_count++];
         *save = s->save;
-        save->part_json = NULL;
-        save->arenas = core_alloc(s->save.arena_count, sizeof(*save->arenas));
-        memcpy(save->arenas, s->save.arenas, s->save.arena_count * sizeof(*save->arenas));
+        save->arena_count = part->arena_count;
+        save->arenas = core_alloc(part->arena_count, sizeof(*save->arenas));
+        if (part->arena_count) {
+            memcpy(save->arenas, &s->save.arenas[part->first],
+                   part->arena_count * sizeof(*save->arenas));
+        }
+        if (s->save.state == WIRE_SAVE_VERIFIED) {
+            save->line_end_count = l->record.line_end_count;
+            save->line_ends = core_alloc(save->line_end_count, sizeof(*save->line_ends));
+            memcpy(save->line_ends, l->record.line_ends,
+                   save->line_end_count * sizeof(*save->line_ends));
+        }
     }
 }
 
@@ -169,6 +175,8 @@ void core_leader_directive(struct core_leader *l, const char *name, struct wire_
         ret->request_flags = l->request_flags;
     }
     leader_saves_tell(l, ret);
+    ret->scan_id = l->scan_id;
+    memcpy(ret->file_key, l->file_key, sizeof(ret->file_key));
     ret->leave = said->phase == WIRE_PHASE_DONE;
     directive_orders(l, index, ret);
     directive_saves(l, index, ret);

@@ -318,6 +318,11 @@ static void node_connected(struct core_leader *l, struct leader_node *node)
     node->lost = 0;
     node->away_ms = 0;
     node->dirty = 1;
+    /* What it has may make checkpoints whole; a run that goes on does not need them now. */
+    if (leader_has_apart(l) && l->record.phase != WIRE_PHASE_RUNNING) {
+        l->scan_done &= l->scan_pending;
+        leader_scan_want(l);
+    }
 }
 
 void core_leader_on_report(struct core_leader *l, const struct wire_report *report, uint64_t now_ms)
@@ -339,6 +344,7 @@ void core_leader_on_report(struct core_leader *l, const struct wire_report *repo
     for (uint32_t i = 0; i < report->arena_count; i++) {
         node->dirty |= report->arenas[i].extents.extent_count != 0; /* to acknowledge it */
     }
+    leader_apart_report(l, index, &copy);
     report_arenas_merge(node, &copy);
     wire_report_close(&node->report);
     node->report = copy;

@@ -354,9 +354,7 @@ static void open_plan(struct core_leader *l, uint64_t function_id)
     }
     int lacks = l->scan_done && !pick.from_memory ? leader_scan_lacks(l, &pick) : -1;
     if (lacks >= 0) {
-        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
-                        l->roots[lacks].path);
-        leader_scan_want(l);
+        leader_scan_wait(l, (uint32_t)lacks);
         leader_pick_close(&pick);
         return;
     }

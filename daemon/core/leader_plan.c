@@ -171,6 +171,9 @@ static void plan_source(const struct core_leader *l, const struct leader_pick *p
             memcpy(place->dir, pick->others[i]->dir, sizeof(place->dir));
         }
     }
+    if (plan->disk_dir[0]) {
+        plan->holder_count = leader_apart_holders(l, &plan->holders);
+    }
     plan->digest_known = (uint32_t)pick->digest_known;
     plan->digest = pick->digest;
 }

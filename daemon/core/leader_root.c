@@ -55,6 +55,7 @@ void leader_roots_init(struct core_leader *l, const struct core_leader_config *c
         root->path = strdup(config->roots[i].path);
         BL_ASSERT(root->path);
         root->every = config->roots[i].every;
+        root->apart = config->roots[i].apart;
         root->verified_step = UINT64_MAX;
         root->verify_failed_step = UINT64_MAX;
     }
@@ -125,7 +126,7 @@ void leader_scan_want(struct core_leader *l)
 int leader_roots_unscanned(const struct core_leader *l)
 {
     for (uint32_t i = 0; i < l->config.root_count; i++) {
-        if (l->roots[i].scan_failed) {
+        if (l->roots[i].scan_failed || l->roots[i].incomplete) {
             return 1;
         }
     }
@@ -211,11 +212,27 @@ void core_leader_on_scan_done(struct core_leader *l, int rc, uint32_t failed,
                               const struct core_checkpoint *found, uint32_t count, uint64_t now_ms)
 {
     l->now_ms = now_ms;
-    if (!l->scan_pending) {
+    if (!l->scan_pending || l->scan_answered) {
         return;
     }
-    l->scan_pending = 0;
-    failed = rc < 0 && failed == 0 ? UINT32_MAX : failed;
+    l->scan_answered = 1;
+    l->scan_rc = rc;
+    l->scan_failed = rc < 0 && failed == 0 ? UINT32_MAX : failed;
+    free(l->scan_found);
+    l->scan_found = NULL;
+    l->scan_found_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (found[i].root < l->config.root_count) {
+            l->scan_found = core_grow(l->scan_found, l->scan_found_count, sizeof(*found));
+            l->scan_found[l->scan_found_count++] = found[i];
+        }
+    }
+    leader_scan_finish(l);
+    leader_stir(l);
+}
+
+static void scan_failures(struct core_leader *l, uint32_t failed, int rc)
+{
     for (uint32_t i = 0; i < l->config.root_count; i++) {
         struct leader_root *root = &l->roots[i];
         uint32_t is_failed = failed >> i & 1;
@@ -226,24 +243,54 @@ void core_leader_on_scan_done(struct core_leader *l, int rc, uint32_t failed,
         }
         root->scan_failed = is_failed;
     }
+}
+
+/* What was read back in an earlier leader's time is marked on the roots. */
+static void scan_verified(struct core_leader *l, const struct core_checkpoint *found,
+                          uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct core_checkpoint *c = &found[i];
+        struct leader_root *root = &l->roots[c->root];
+        if (c->complete && c->verified && !leader_is_bad(l, c->root, c->dir) &&
+            leader_copy_is_admissible(&l->record, c->generation, c->step) &&
+            (root->verified_step == UINT64_MAX || c->step > root->verified_step)) {
+            root->verified_step = c->step;
+        }
+    }
+}
+
+void leader_scan_finish(struct core_leader *l)
+{
+    if (!l->scan_pending || !l->scan_answered || !leader_apart_is_scanned(l)) {
+        return;
+    }
+    l->scan_pending = 0;
+    uint32_t failed =
+        leader_apart_assemble(l, &l->scan_found, &l->scan_found_count) | l->scan_failed;
+    scan_failures(l, failed, l->scan_rc ? l->scan_rc : -EIO);
     struct core_checkpoint *before = l->checkpoints;
     uint32_t before_count = l->checkpoint_count;
-    checkpoints_take(l, found, count);
+    checkpoints_take(l, l->scan_found, l->scan_found_count);
+    scan_verified(l, l->scan_found, l->scan_found_count);
+    free(l->scan_found);
+    l->scan_found = NULL;
+    l->scan_found_count = 0;
     for (uint32_t i = l->scan_from; i < before_count; i++) {
         leader_checkpoint_add(l, &before[i]); /* its root may have been read before its commit */
     }
     free(before);
     l->scan_done = !l->scan_again;
     l->scan_again = 0;
-    l->scan_retry_ms = now_ms + (leader_roots_unscanned(l) ? LEADER_STORE_RETRY_MS : 0);
-    l->settle_ms = now_ms + (leader_roots_unscanned(l) ? ROOT_SETTLE_RETRY_MS : 0);
+    l->scan_retry_ms = l->now_ms + (leader_roots_unscanned(l) ? LEADER_STORE_RETRY_MS : 0);
+    l->settle_ms = l->now_ms + (leader_roots_unscanned(l) ? ROOT_SETTLE_RETRY_MS : 0);
     leader_stir(l);
 }
 
 int leader_scan_lacks(const struct core_leader *l, const struct leader_pick *pick)
 {
     for (uint32_t i = 0; i < l->config.root_count; i++) {
-        if (!l->roots[i].scan_failed) {
+        if (!l->roots[i].scan_failed && !l->roots[i].incomplete) {
             continue;
         }
         uint64_t next = leader_root_next(l, i);
@@ -257,6 +304,18 @@ int leader_scan_lacks(const struct core_leader *l, const struct leader_pick *pic
     return -1;
 }
 
+void leader_scan_wait(struct core_leader *l, uint32_t root)
+{
+    const struct leader_root *r = &l->roots[root];
+
+    if (r->scan_failed) {
+        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at", r->path);
+    } else {
+        leader_wait_set(l, CORE_WAIT_SCAN, "all parts of %.230s", r->lacks);
+    }
+    leader_scan_want(l);
+}
+
 /* ---- commits without an answer ---- */
 
 static void root_settle(struct core_leader *l, uint32_t root)
@@ -266,10 +325,14 @@ static void root_settle(struct core_leader *l, uint32_t root)
 
     for (uint32_t i = 0; i < l->checkpoint_count; i++) {
         const struct core_checkpoint *c = &l->checkpoints[i];
-        if (c->root == root && c->complete && c->step == r->committing_step &&
+        int is_there = c->complete || (c->prepared && c->attempt == r->committing_attempt);
+        if (c->root == root && is_there && c->step == r->committing_step &&
             leader_copy_is_admissible(&l->record, c->generation, c->step)) {
             found = c;
         }
+    }
+    if (r->committing_attempt == l->roots[root].cancelled) {
+        found = NULL; /* the nodes were told to drop it: whatever one of them still had then */
     }
     struct wire_record *next =
         leader_change_begin(l, found ? LEADER_COMMITTED : LEADER_COMMIT_FAILED);
@@ -299,6 +362,10 @@ void leader_roots_settle(struct core_leader *l)
     for (uint32_t i = 0; i < l->config.root_count; i++) {
         if (!l->record.roots[i].committing_attempt || root_has_commit(l, i) || l->roots[i].stuck ||
             !leader_change_is_free(l)) {
+            continue;
+        }
+        if (l->record.roots[i].committing_attempt == l->roots[i].cancelled) {
+            root_settle(l, i);
             continue;
         }
         if (!l->scan_done) {

@@ -14,6 +14,11 @@
  * until all saves of it are over. Which arenas make the save is decided once and told with it; they
  * may be of ranks that died meanwhile. An ended save is told to its nodes until none of them names
  * it.
+ *
+ * Where each node has the root for itself (apart), no rename can be the commit: between COMMITTING
+ * and RECORDING the manifest goes to all of them (PREPARING), COMMITTED in the store is the commit,
+ * and an ended save is told on until the nodes have given it its final name, and have read back
+ * what they have of it; then (VERIFIED) they may retire older ones.
  */
 #include "daemon/core/leader_state.h"
 
@@ -28,8 +33,31 @@ static void save_close(struct leader_save *s)
         free(s->parts[i].part_json);
     }
     free(s->parts);
-    free(s->save.arenas);
+    wire_save_close(&s->save);
     memset(s, 0, sizeof(*s));
+}
+
+void leader_save_forget(struct core_leader *l, struct leader_save *s)
+{
+    leader_save_dirty(l, s);
+    save_close(s);
+    *s = l->saves[--l->save_count];
+    memset(&l->saves[l->save_count], 0, sizeof(l->saves[0]));
+}
+
+struct leader_part *leader_part_find(const struct leader_save *s, uint32_t node)
+{
+    uint32_t lo = 0, hi = s->part_count;
+
+    while (lo < hi) {
+        uint32_t at = lo + (hi - lo) / 2;
+        if (s->parts[at].node < node) {
+            lo = at + 1;
+        } else {
+            hi = at;
+        }
+    }
+    return lo < s->part_count && s->parts[lo].node == node ? &s->parts[lo] : NULL;
 }
 
 void leader_saves_close(struct core_leader *l)
@@ -108,7 +136,9 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
 {
     struct leader_root *root = &l->roots[s->save.root];
 
-    if (s->stage == LEADER_SAVE_COMMITTING) {
+    if (s->save.apart) {
+        root->cancelled = s->save.attempt; /* the nodes drop it: it can never be committed */
+    } else if (s->stage == LEADER_SAVE_COMMITTING) {
         l->scan_done = 0; /* it may be there all the same: leader_roots_settle looks */
         l->scan_again = l->scan_pending;
     }
@@ -125,6 +155,15 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
     /* Else training is not held: the next save tries again. */
     root->tries += l->ended && s->save.step == l->end_step;
     save_end(l, s, WIRE_SAVE_CANCELLED);
+}
+
+static uint32_t parts_bare(const struct leader_save *s)
+{
+    uint32_t bare = 0;
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        bare += s->parts[i].bare;
+    }
+    return bare;
 }
 
 /* The new checkpoint, as a scan would find it. */
@@ -152,7 +191,7 @@ static void save_committed(struct core_leader *l, struct leader_save *s)
 
     e->step = s->save.step;
     e->value_ms = l->now_ms - s->started_ms;
-    e->count = s->part_count;
+    e->count = s->part_count - parts_bare(s);
     if (l->config.root_count > 1) {
         snprintf(e->text, sizeof(e->text), "%.120s/%.128s", root->path, s->save.dir);
     } else {
@@ -169,7 +208,9 @@ static void save_committed(struct core_leader *l, struct leader_save *s)
         root->last_bytes += s->parts[i].bytes;
     }
     l->save_asked_done |= l->save_asked && s->save.step >= l->save_asked_step;
-    save_found(l, s);
+    if (!s->save.apart) { /* else a scan tells when the nodes have given it its name */
+        save_found(l, s);
+    }
     ((struct core_leader_effect *)core_ring_push(&l->effects))->kind = CORE_LEADER_RETAIN;
     save_end(l, s, WIRE_SAVE_COMMITTED);
 }
@@ -192,46 +233,108 @@ void leader_saves_void(struct core_leader *l, uint64_t step)
 static int part_has_arenas(const struct core_leader *l, const struct leader_save *s,
                            const struct leader_part *part)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < s->save.arena_count; i++) {
-        count += leader_arena_find(l, part->node, s->save.arenas[i]) != NULL;
-    }
-    return count >= part->arena_count;
-}
-
-static void save_part_report(struct core_leader *l, struct leader_save *s, uint32_t node,
-                             const struct wire_save *said)
-{
-    if (said->state == WIRE_SAVE_FAILED) {
-        save_failed(l, s, said->text);
-        return;
-    }
-    for (uint32_t k = 0; k < s->part_count; k++) {
-        struct leader_part *part = &s->parts[k];
-        if (part->node == node && said->state == WIRE_SAVE_WRITTEN && !part->written) {
-            part->written = 1;
-            part->bytes = said->bytes;
-            part->part_json = strdup(said->part_json ? said->part_json : "{}");
-            BL_ASSERT(part->part_json);
+    for (uint32_t i = 0; i < part->arena_count; i++) {
+        if (!leader_arena_find(l, part->node, s->save.arenas[part->first + i])) {
+            return 0;
         }
     }
+    return 1;
+}
+
+static void part_written(struct leader_part *part, const struct wire_save *said)
+{
+    if (said->state == WIRE_SAVE_WRITTEN && !part->written) {
+        part->written = 1;
+        part->bytes = said->bytes;
+        part->part_json = strdup(said->part_json ? said->part_json : "{}");
+        BL_ASSERT(part->part_json);
+    }
+}
+
+/* A node cannot name or read back what it has of a committed one: said as the root's damage is. */
+static void part_unwell(struct core_leader *l, struct leader_save *s, uint32_t node,
+                        const struct wire_save *said)
+{
+    char text[WIRE_TEXT_MAX];
+    int rc = said->state == WIRE_SAVE_DAMAGED ? BL_EDIGEST : -EIO;
+
+    snprintf(text, sizeof(text), "node %.48s: %.180s", l->nodes[node].name, said->text);
+    core_leader_on_verified(l, s->save.root, s->save.step, s->save.dir, rc, text,
+                            l->now_ms - s->started_ms, l->now_ms);
+    leader_save_forget(l, s);
+}
+
+/* All have read back what they have? Then older ones may go. */
+static void save_verified(struct core_leader *l, struct leader_save *s)
+{
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        if (!s->parts[i].verified) {
+            return;
+        }
+    }
+    s->save.state = WIRE_SAVE_VERIFIED;
+    leader_save_dirty(l, s);
+    core_leader_on_verified(l, s->save.root, s->save.step, s->save.dir, 0, "",
+                            l->now_ms - s->started_ms, l->now_ms);
+}
+
+/* What a node says of a save that is committed and lies on several nodes. 1: it was forgotten. */
+static int save_after_report(struct core_leader *l, struct leader_save *s, uint32_t node,
+                             struct leader_part *part, const struct wire_save *said)
+{
+    if (said->state == WIRE_SAVE_FAILED || said->state == WIRE_SAVE_DAMAGED) {
+        part_unwell(l, s, node, said);
+        return 1;
+    }
+    part->published |= said->state == WIRE_SAVE_PUBLISHED || said->state == WIRE_SAVE_VERIFIED;
+    part->verified |= said->state == WIRE_SAVE_VERIFIED;
+    if (part->verified && !s->is_found) {
+        save_verified(l, s);
+    }
+    int is_over = (int)s->is_found; /* its name was all that was wanted; a scan sees it */
+    for (uint32_t i = 0; is_over && i < s->part_count; i++) {
+        is_over = (int)s->parts[i].published;
+    }
+    if (is_over) {
+        leader_save_forget(l, s);
+    }
+    return is_over;
+}
+
+/* 1: it was forgotten. */
+static int save_part_report(struct core_leader *l, struct leader_save *s, uint32_t node,
+                            struct leader_part *part, const struct wire_save *said)
+{
+    if (s->stage == LEADER_SAVE_ENDED) {
+        return s->save.state == WIRE_SAVE_COMMITTED && s->save.apart &&
+               save_after_report(l, s, node, part, said);
+    }
+    if (said->state == WIRE_SAVE_FAILED &&
+        (s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_PREPARING)) {
+        save_failed(l, s, said->text);
+    } else if (s->stage == LEADER_SAVE_WRITING) {
+        part_written(part, said);
+    } else if (s->stage == LEADER_SAVE_PREPARING) {
+        part->prepared |= said->state == WIRE_SAVE_PREPARED;
+    }
+    return 0;
 }
 
 void leader_saves_report(struct core_leader *l, uint32_t node)
 {
     const struct wire_report *report = &l->nodes[node].report;
 
-    for (uint32_t i = 0; i < l->save_count; i++) {
+    for (uint32_t i = l->save_count; i-- > 0;) {
         struct leader_save *s = &l->saves[i];
-        for (uint32_t k = 0; s->stage == LEADER_SAVE_WRITING && k < s->part_count; k++) {
-            if (s->parts[k].node == node && !s->parts[k].written &&
-                !part_has_arenas(l, s, &s->parts[k])) {
-                save_failed(l, s, "a node lost the memory that it was to write");
-            }
+        struct leader_part *part = leader_part_find(s, node);
+        if (part && s->stage == LEADER_SAVE_WRITING && !part->written &&
+            !part_has_arenas(l, s, part)) {
+            save_failed(l, s, "a node lost the memory that it was to write");
         }
-        for (uint32_t k = 0; s->stage == LEADER_SAVE_WRITING && k < report->save_count; k++) {
+        int is_gone = part == NULL;
+        for (uint32_t k = 0; !is_gone && k < report->save_count; k++) {
             if (report->saves[k].attempt == s->save.attempt) {
-                save_part_report(l, s, node, &report->saves[k]);
+                is_gone = save_part_report(l, s, node, part, &report->saves[k]);
             }
         }
     }
@@ -283,6 +386,19 @@ static void save_record(struct core_leader *l, struct leader_save *s)
     leader_change_send(l);
 }
 
+/* The manifest lies at the head: the nodes take it from there. */
+static void save_prepare(struct core_leader *l, struct leader_save *s)
+{
+    const struct leader_node *head = leader_head_node(l);
+
+    s->save.state = WIRE_SAVE_PREPARE;
+    s->save.manifest_digest = s->manifest_digest;
+    if (head) {
+        memcpy(s->save.source, head->report.bulk_addr, sizeof(s->save.source));
+    }
+    leader_save_dirty(l, s);
+}
+
 void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc, const char *text,
                                 uint64_t manifest_digest, uint64_t now_ms)
 {
@@ -296,7 +412,10 @@ void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc,
             save_failed(l, s, text ? text : "");
         } else {
             s->manifest_digest = manifest_digest;
-            s->stage = LEADER_SAVE_RECORDING;
+            s->stage = s->save.apart ? LEADER_SAVE_PREPARING : LEADER_SAVE_RECORDING;
+        }
+        if (s->stage == LEADER_SAVE_PREPARING) {
+            save_prepare(l, s);
         }
         leader_stir(l);
     }
@@ -325,8 +444,7 @@ uint64_t leader_saves_committing(const struct core_leader *l)
     uint64_t newest = 0;
     for (uint32_t i = 0; i < l->save_count; i++) {
         const struct leader_save *s = &l->saves[i];
-        if ((s->stage == LEADER_SAVE_STORING || s->stage == LEADER_SAVE_COMMITTING ||
-             s->stage == LEADER_SAVE_RECORDING) &&
+        if (s->stage != LEADER_SAVE_WRITING && s->stage != LEADER_SAVE_ENDED &&
             s->save.step > newest) {
             newest = s->save.step;
         }
@@ -365,7 +483,9 @@ static void saves_sweep(struct core_leader *l)
 static int save_lacks_node(const struct core_leader *l, const struct leader_save *s)
 {
     for (uint32_t i = 0; i < s->part_count; i++) {
-        if (!s->parts[i].written && l->nodes[s->parts[i].node].lost) {
+        int is_done =
+            s->stage == LEADER_SAVE_WRITING ? (int)s->parts[i].written : (int)s->parts[i].prepared;
+        if (!is_done && l->nodes[s->parts[i].node].lost) {
             return 1;
         }
     }
@@ -374,8 +494,9 @@ static int save_lacks_node(const struct core_leader *l, const struct leader_save
 
 static void save_step(struct core_leader *l, struct leader_save *s)
 {
-    if (s->stage == LEADER_SAVE_WRITING && save_lacks_node(l, s)) {
-        save_failed(l, s, "a node was lost while it wrote its part");
+    if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_PREPARING) &&
+        save_lacks_node(l, s)) {
+        save_failed(l, s, "a node was lost before its part was safe");
         return;
     }
     if (s->stage == LEADER_SAVE_WRITING) {
@@ -387,10 +508,20 @@ static void save_step(struct core_leader *l, struct leader_save *s)
             save_written(l, s);
         }
     }
+    if (s->stage == LEADER_SAVE_PREPARING) {
+        uint32_t prepared = 0;
+        for (uint32_t i = 0; i < s->part_count; i++) {
+            prepared += s->parts[i].prepared;
+        }
+        if (prepared == s->part_count) {
+            s->stage = LEADER_SAVE_RECORDING;
+        }
+    }
     if (s->stage == LEADER_SAVE_RECORDING) {
         save_record(l, s);
     }
-    if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_COMMITTING) &&
+    if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_COMMITTING ||
+         s->stage == LEADER_SAVE_PREPARING) &&
         l->now_ms - s->started_ms >= l->config.deadlines.save) {
         save_failed(l, s, "not done within its deadline");
     }
@@ -430,13 +561,19 @@ int core_leader_commit(const struct core_leader *l, uint64_t attempt, struct cor
                                 .state_elems = l->record.state_elems,
                                 .function_id = l->record.function_id,
                                 .world = s->world,
-                                .part_count = s->part_count,
+                                .apart = s->save.apart,
                                 .line_end_count = l->record.line_end_count,
                                 .line_ends = l->record.line_ends};
     ret->parts = core_alloc(s->part_count, sizeof(*ret->parts));
     for (uint32_t i = 0; i < s->part_count; i++) {
-        memcpy(ret->parts[i].node, l->nodes[s->parts[i].node].name, sizeof(ret->parts[i].node));
-        ret->parts[i].part_json = s->parts[i].part_json;
+        const struct leader_node *node = &l->nodes[s->parts[i].node];
+        if (s->parts[i].bare) {
+            continue;
+        }
+        struct core_commit_part *part = &ret->parts[ret->part_count++];
+        memcpy(part->node, node->name, sizeof(part->node));
+        memcpy(part->bulk_addr, node->report.bulk_addr, sizeof(part->bulk_addr));
+        part->part_json = s->parts[i].part_json;
     }
     return 0;
 }

@@ -108,6 +108,25 @@ static uint32_t roots_due(const struct core_leader *l, uint64_t step)
     return due & without;
 }
 
+/* Saves that stand and are still read back make room for new ones: verification is not worth a
+ * checkpoint. */
+static void root_make_room(struct core_leader *l, uint32_t root)
+{
+    struct leader_save *oldest = NULL;
+
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        struct leader_save *s = &l->saves[i];
+        if (s->save.root == root && s->stage == LEADER_SAVE_ENDED && s->save.apart &&
+            s->save.state == WIRE_SAVE_COMMITTED &&
+            (!oldest || s->started_ms < oldest->started_ms)) {
+            oldest = s;
+        }
+    }
+    if (oldest) {
+        leader_save_forget(l, oldest);
+    }
+}
+
 static uint32_t root_saves(const struct core_leader *l, uint32_t root)
 {
     uint32_t count = 0;
@@ -120,6 +139,10 @@ static uint32_t root_saves(const struct core_leader *l, uint32_t root)
 /* May a save to this root begin now? */
 static int root_is_free(struct core_leader *l, uint32_t root)
 {
+    if (l->save_count == WIRE_SAVES_MAX ||
+        root_saves(l, root) >= WIRE_SAVES_MAX / l->config.root_count) {
+        root_make_room(l, root);
+    }
     return !leader_save_of(l, root) && l->save_count < WIRE_SAVES_MAX &&
            root_saves(l, root) < WIRE_SAVES_MAX / l->config.root_count &&
            !l->record.roots[root].committing_attempt;
@@ -141,19 +164,49 @@ static uint64_t set_bytes(const struct core_leader *l, const struct leader_set *
     return bytes;
 }
 
-static void save_parts(struct leader_save *s, const struct leader_set *set)
+static int part_order(const void *a, const void *b)
 {
-    s->parts = core_alloc(set->arena_count, sizeof(*s->parts));
+    uint32_t x = ((const struct leader_part *)a)->node, y = ((const struct leader_part *)b)->node;
+    return x < y ? -1 : x > y;
+}
+
+/* A part for each node that has arenas of the set, and the save's arenas by node. */
+static void save_parts(const struct core_leader *l, struct leader_save *s,
+                       const struct leader_set *set)
+{
+    uint32_t *counts = core_alloc(l->node_count + 1, sizeof(*counts)); /* then: where they begin */
+
     for (uint32_t i = 0; i < set->arena_count; i++) {
-        struct leader_part *part = NULL;
-        for (uint32_t k = 0; k < s->part_count; k++) {
-            part = s->parts[k].node == set->nodes[i] ? &s->parts[k] : part;
+        counts[set->nodes[i] + 1]++;
+    }
+    s->parts = core_alloc(set->arena_count + 1, sizeof(*s->parts)); /* one more: the head's */
+    for (uint32_t n = 0; n < l->node_count; n++) {
+        if (counts[n + 1]) {
+            s->parts[s->part_count++] =
+                (struct leader_part){.node = n, .first = counts[n], .arena_count = counts[n + 1]};
         }
-        if (!part) {
-            part = &s->parts[s->part_count++];
-            part->node = set->nodes[i];
-        }
-        part->arena_count++;
+        counts[n + 1] += counts[n];
+    }
+    for (uint32_t i = 0; i < set->arena_count; i++) {
+        s->save.arenas[counts[set->nodes[i]]++] = set->arenas[i];
+    }
+    free(counts);
+}
+
+/* Do its parts lie on nodes that have the root for themselves, and not on the head alone? Then the
+ * head gets the manifest too. */
+static void save_spread(struct core_leader *l, struct leader_save *s)
+{
+    struct leader_node *head = leader_head_node(l);
+    uint32_t node = head ? (uint32_t)(head - l->nodes) : UINT32_MAX;
+
+    if (!l->roots[s->save.root].apart || (s->part_count == 1 && s->parts[0].node == node)) {
+        return;
+    }
+    s->save.apart = 1;
+    if (head && !leader_part_find(s, node)) {
+        s->parts[s->part_count++] = (struct leader_part){.node = node, .bare = 1, .written = 1};
+        qsort(s->parts, s->part_count, sizeof(*s->parts), part_order);
     }
 }
 
@@ -174,10 +227,10 @@ static void save_start(struct core_leader *l, uint32_t root, uint64_t step,
                                  .state = WIRE_SAVE_WRITE,
                                  .arena_count = set->arena_count};
     s->save.arenas = core_alloc(set->arena_count, sizeof(*s->save.arenas));
-    memcpy(s->save.arenas, set->arenas, set->arena_count * sizeof(*s->save.arenas));
     snprintf(s->save.dir, sizeof(s->save.dir), "step-%012" PRIu64 ".g%" PRIu64, step,
              set->generation);
-    save_parts(s, set);
+    save_parts(l, s, set);
+    save_spread(l, s);
     leader_save_dirty(l, s);
     struct core_event *e = leader_event(l, CORE_EVENT_SAVE_STARTED);
     e->step = step;

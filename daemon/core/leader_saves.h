@@ -9,8 +9,9 @@
 
 struct leader_part {
     uint32_t node;
-    uint32_t arena_count; /* of the save's arenas, on this node */
-    uint32_t written;
+    uint32_t first, arena_count; /* of the save's arenas, those on this node */
+    uint32_t bare;               /* apart: the head's, which gets the manifest and writes nothing */
+    uint32_t written, prepared, published, verified;
     uint64_t bytes;  /* on disk */
     char *part_json; /* owned */
 };
@@ -21,25 +22,31 @@ struct leader_save {
     struct bl_state_digest digest;
     uint32_t world;
     uint64_t raw_bytes;        /* of the state */
-    struct leader_part *parts; /* owned */
+    struct leader_part *parts; /* owned; by node */
     uint32_t part_count;
     enum {
         LEADER_SAVE_WRITING,
         LEADER_SAVE_STORING,    /* COMMITTING on its way to the store */
         LEADER_SAVE_COMMITTING, /* the engine writes the manifest */
+        LEADER_SAVE_PREPARING,  /* apart: the nodes take the manifest */
         LEADER_SAVE_RECORDING,  /* COMMITTED on its way to the store */
         LEADER_SAVE_ENDED       /* told to the nodes until none names it */
     } stage;
     uint64_t manifest_digest;
+    uint32_t is_found; /* apart: committed earlier, only to be given its name */
 };
 
-struct leader_root {      /* of the job; its index is the record's too */
-    char *path;           /* owned */
-    uint64_t every;       /* as the job says */
-    uint64_t interval;    /* steps between saves in force; 0: on request and at the end */
-    uint32_t stuck;       /* the head's engine for it does not answer */
-    uint32_t scan_failed; /* the newest scan could not look at it */
-    uint32_t tries;       /* of the run's last save that failed */
+struct leader_root {     /* of the job; its index is the record's too */
+    char *path;          /* owned */
+    uint64_t every;      /* as the job says */
+    uint32_t apart;      /* each node has it for itself */
+    uint64_t cancelled;  /* attempt of the newest save there that nodes were told to drop */
+    uint32_t incomplete; /* apart: the newest committed one was not whole at the newest scan */
+    char lacks[WIRE_TEXT_MAX]; /* what it lacks */
+    uint64_t interval;         /* steps between saves in force; 0: on request and at the end */
+    uint32_t stuck;            /* the head's engine for it does not answer */
+    uint32_t scan_failed;      /* the newest scan could not look at it */
+    uint32_t tries;            /* of the run's last save that failed */
     uint64_t committed, failed, skipped;
     uint32_t failing;                             /* saves in a row that failed */
     uint64_t last_ms, last_bytes, last_raw_bytes; /* of the newest commit */
@@ -61,6 +68,8 @@ void leader_saves_report(struct core_leader *l, uint32_t node);
 void leader_saves_void(struct core_leader *l, uint64_t step);
 /* The save of root `root` that is under way, or NULL. */
 struct leader_save *leader_save_of(struct core_leader *l, uint32_t root);
+/* The node's part of it, or NULL. */
+struct leader_part *leader_part_find(const struct leader_save *s, uint32_t node);
 /* Is a save of any root, or of this one, under way? */
 int leader_saves_any(const struct core_leader *l);
 int leader_save_holds(const struct core_leader *l, uint64_t arena);
@@ -70,6 +79,8 @@ void leader_saves_unstored(struct core_leader *l, enum leader_change change);
 /* Step of a commit that nothing can stop any more, or 0: a plan below it waits for it. */
 uint64_t leader_saves_committing(const struct core_leader *l);
 void leader_saves_close(struct core_leader *l);
+/* Its nodes are not told of it any more. */
+void leader_save_forget(struct core_leader *l, struct leader_save *s);
 void leader_save_dirty(struct core_leader *l, const struct leader_save *s);
 
 /* leader_save_start.c: which steps are saved, and where to. */
@@ -105,7 +116,9 @@ void leader_roots_settle(struct core_leader *l);
 /* Has the scan found all that may be newer than this pick? If not: the root that is waited for,
  * else -1. */
 int leader_scan_lacks(const struct core_leader *l, const struct leader_pick *pick);
-/* Could a root not be looked at? */
+/* Says that this root is waited for, and has it looked at again. */
+void leader_scan_wait(struct core_leader *l, uint32_t root);
+/* Could a root not be looked at, or was its newest not whole? */
 int leader_roots_unscanned(const struct core_leader *l);
 /* Does some root answer? */
 int leader_roots_answer(const struct core_leader *l);
@@ -116,7 +129,28 @@ void leader_scan_want(struct core_leader *l);
 /* A checkpoint that is never loaded again. */
 void leader_bad_add(struct core_leader *l, const char *root, const char *dir);
 int leader_is_bad(const struct core_leader *l, uint32_t root, const char *dir);
+/* Finishes a scan when all that it waits for has come. */
+void leader_scan_finish(struct core_leader *l);
 void leader_roots_status(const struct core_leader *l, struct core_status *ret, uint64_t now_ms);
+
+/* leader_apart.c: roots that each node has for itself */
+/* The head's own node, or NULL before it was heard of. */
+struct leader_node *leader_head_node(struct core_leader *l);
+int leader_has_apart(const struct core_leader *l);
+/* A scan begins: nodes are asked what they have. */
+void leader_apart_scan(struct core_leader *l);
+/* Takes what a report says of the scan. The report's list moves. */
+void leader_apart_report(struct core_leader *l, uint32_t node, struct wire_report *report);
+/* Have all connected nodes answered, or is it too late for that? */
+int leader_apart_is_scanned(const struct core_leader *l);
+/* Puts together what the nodes said: appends to `found` (owned, *count of them) what is whole, or
+ * prepared everywhere; begins to publish what is committed and not named so yet. Bits of roots that
+ * a node could not look at. */
+uint32_t leader_apart_assemble(struct core_leader *l, struct core_checkpoint **found,
+                               uint32_t *count);
+/* Nodes that have parts of checkpoints for themselves: `ret` is owned by the caller. */
+uint32_t leader_apart_holders(const struct core_leader *l, struct wire_holder **ret);
+void leader_apart_close(struct core_leader *l);
 
 /* leader_interval.c */
 /* Steps were done: `steps` of them in `ms`. */

@@ -61,6 +61,10 @@ struct leader_node {
     uint64_t sequence, need, sent_ms; /* of directives */
     uint64_t drops_told;              /* digest of the arenas last named to be dropped */
     uint64_t fill_ms;                 /* no process is started before */
+    uint64_t scan_id;                 /* whose answer is in the next two; 0 none */
+    uint32_t scan_failed;             /* bits of roots */
+    struct wire_holding *holdings;    /* owned; what it has in its own roots */
+    uint32_t holding_count;
 };
 
 struct leader_map { /* incarnation -> index, open addressing */
@@ -95,7 +99,7 @@ struct leader_bad { /* a checkpoint that could not be loaded */
 struct core_leader {
     struct core_leader_config config; /* pointers inside are owned copies */
     struct leader_root roots[WIRE_JOB_ROOTS];
-    char *name, *job_json;
+    char *name, *node, *job_json;
     uint64_t random; /* state of the generator */
     uint64_t now_ms, start_ms;
     uint32_t stirred; /* leader_step is due */
@@ -125,6 +129,14 @@ struct core_leader {
     uint32_t scan_from;  /* checkpoints from here on were committed since the scan was asked for */
     uint32_t scan_again; /* a commit failed since: the roots may have been read before it ended */
     uint64_t scan_retry_ms, settle_ms;
+    uint64_t scan_id, scan_began_ms;    /* of the newest one */
+    uint32_t scan_answered;             /* by the head; what it found is in the next three */
+    struct core_checkpoint *scan_found; /* owned */
+    uint32_t scan_found_count, scan_failed;
+    int scan_rc;
+    uint64_t file_key[2];                /* that opens files of checkpoints on all nodes */
+    uint64_t lacks_told[LEADER_BAD_MAX]; /* manifests of incomplete checkpoints that were told */
+    uint32_t lacks_told_count;
     struct leader_bad bad_dirs[LEADER_BAD_MAX];
     uint32_t bad_dir_count;
     uint64_t bad_steps[LEADER_BAD_MAX]; /* whose memory copies failed their digest */

@@ -36,9 +36,9 @@ void core_member_free(struct core_member *m)
         bl_extent_list_close(&m->arenas[i].info.extents);
     }
     for (uint32_t i = 0; i < m->save_count; i++) {
-        free(m->saves[i].part_json);
-        free(m->saves[i].arenas);
+        wire_save_close(&m->saves[i]);
     }
+    free(m->holdings);
     free(m->arenas);
     free(m->dropped);
     free(m->procs);
@@ -222,78 +222,6 @@ void core_member_on_arenas(struct core_member *m, struct wire_arena_info *arenas
     m->arena_count = kept;
 }
 
-/* ---- engine ---- */
-
-void core_member_on_engine_written(struct core_member *m, uint64_t attempt, int rc,
-                                   const char *part_json, const char *text, uint64_t bytes,
-                                   uint64_t elapsed_ms, uint64_t now_ms)
-{
-    (void)now_ms;
-    for (uint32_t i = 0; i < m->save_count; i++) {
-        struct wire_save *save = &m->saves[i];
-        if (save->attempt != attempt || save->state != WIRE_SAVE_WRITE) {
-            continue;
-        }
-        save->state = rc < 0 ? WIRE_SAVE_FAILED : WIRE_SAVE_WRITTEN;
-        save->bytes = bytes;
-        save->elapsed_ms = elapsed_ms;
-        snprintf(save->text, sizeof(save->text), "%s", text ? text : "");
-        free(save->part_json);
-        save->part_json = part_json && rc >= 0 ? strdup(part_json) : NULL;
-        if (rc >= 0 && part_json) {
-            BL_ASSERT(save->part_json);
-        }
-        m->report_due = 1;
-    }
-}
-
-static int save_has_arena(const struct wire_save *save, uint64_t arena)
-{
-    for (uint32_t i = 0; i < save->arena_count; i++) {
-        if (save->arenas[i] == arena) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-int core_member_write(const struct core_member *m, uint64_t attempt, struct core_member_write *ret)
-{
-    const struct wire_save *save = NULL;
-
-    for (uint32_t i = 0; i < m->save_count; i++) {
-        save = m->saves[i].attempt == attempt ? &m->saves[i] : save;
-    }
-    if (!save) {
-        return -ENOENT;
-    }
-    memset(ret, 0, sizeof(*ret));
-    ret->attempt = attempt;
-    ret->step = save->step;
-    ret->generation = save->generation;
-    ret->line = save->line;
-    ret->root = save->root;
-    memcpy(ret->dir, save->dir, sizeof(ret->dir));
-    ret->sources = core_alloc(m->arena_count, sizeof(*ret->sources));
-    for (uint32_t i = 0; i < m->arena_count; i++) {
-        const struct wire_arena_info *info = &m->arenas[i].info;
-        int best = -1; /* an arena may also hold a void copy of the step: the newest counts */
-        for (uint32_t k = 0; save_has_arena(save, info->arena) && k < info->slot_count; k++) {
-            const struct wire_slot_info *slot = &info->slots[k];
-            if (slot->state == WIRE_SLOT_SEALED && slot->step == save->step &&
-                slot->generation <= save->generation &&
-                (best < 0 || slot->generation > info->slots[best].generation)) {
-                best = (int)k;
-            }
-        }
-        if (best >= 0) {
-            ret->sources[ret->source_count++] = (struct core_member_source){
-                .arena = info->arena, .slot = (uint32_t)best, .digest = info->slots[best].digest};
-        }
-    }
-    return 0;
-}
-
 /* ---- reports ---- */
 
 void core_member_report(struct core_member *m, struct wire_report *ret, uint64_t now_ms)
@@ -334,16 +262,7 @@ void core_member_report(struct core_member *m, struct wire_report *ret, uint64_t
             a->told = a->told ? a->told : m->sequence;
         }
     }
-    ret->save_count = m->save_count;
-    for (uint32_t i = 0; i < m->save_count; i++) {
-        ret->saves[i] = m->saves[i];
-        ret->saves[i].arenas = NULL;
-        ret->saves[i].arena_count = 0;
-        if (m->saves[i].part_json) {
-            ret->saves[i].part_json = strdup(m->saves[i].part_json);
-            BL_ASSERT(ret->saves[i].part_json);
-        }
-    }
+    member_saves_report(m, ret);
 }
 
 void core_member_on_link_up(struct core_member *m, uint64_t now_ms)
@@ -352,6 +271,7 @@ void core_member_on_link_up(struct core_member *m, uint64_t now_ms)
     m->linked = 1;
     m->report_due = 1;
     m->report_acked = 0;
+    m->scan_told = 0;
     for (uint32_t i = 0; i < m->arena_count; i++) {
         m->arenas[i].told = 0;
     }
@@ -372,6 +292,7 @@ uint64_t core_member_on_tick(struct core_member *m, uint64_t now_ms)
         m->report_ms = now_ms;
     }
     member_ranks_flush(m, now_ms);
+    member_saves_retry(m);
     return now_ms + m->config.beat_ms;
 }
 

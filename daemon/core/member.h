@@ -38,13 +38,19 @@ enum core_member_effect_kind {
     CORE_MEMBER_ENGINE_WRITE,  /* core_member_write(attempt); on_engine_written will come */
     CORE_MEMBER_ENGINE_CANCEL, /* stop writing `attempt` and remove its leftovers */
     CORE_MEMBER_ENGINE_DONE,   /* `attempt` is committed: its files may be closed */
-    CORE_MEMBER_EPOCH,         /* remember `head_epoch` durably */
-    CORE_MEMBER_DONE           /* the run is over and no process is left: `verdict` */
+    /* Of roots that this node has for itself; core_member_save says of what: */
+    CORE_MEMBER_ENGINE_PREPARE, /* take the manifest; on_engine_stage */
+    CORE_MEMBER_ENGINE_PUBLISH, /* give `attempt` its final name; on_engine_stage, later
+                                   on_engine_verified */
+    CORE_MEMBER_ENGINE_RETAIN,  /* it was read back on all nodes: mark it, retain */
+    CORE_MEMBER_SCAN,           /* look at all own roots; on_scanned with `scan` */
+    CORE_MEMBER_EPOCH,          /* remember `head_epoch` durably */
+    CORE_MEMBER_DONE            /* the run is over and no process is left: `verdict` */
 };
 
 struct core_member_effect {
     enum core_member_effect_kind kind;
-    uint64_t incarnation, arena, attempt, head_epoch;
+    uint64_t incarnation, arena, attempt, head_epoch, scan;
     uint32_t rank, stacks;
     enum wire_verdict verdict;
 };
@@ -57,8 +63,9 @@ struct core_member_source { /* one slot to be written */
 
 struct core_member_write {
     uint64_t attempt, step, generation, line;
-    uint32_t root;
+    uint32_t root, apart;
     char dir[WIRE_DIR_MAX];
+    const struct bl_extent_list *pick; /* view, until the next call */
     uint32_t source_count;
     struct core_member_source *sources; /* owned by the caller after the call: free() */
 };
@@ -99,6 +106,16 @@ void core_member_on_beat(struct core_member *member, uint64_t incarnation,
 void core_member_on_engine_written(struct core_member *member, uint64_t attempt, int rc,
                                    const char *part_json, const char *text, uint64_t bytes,
                                    uint64_t elapsed_ms, uint64_t now_ms);
+/* What PREPARE or PUBLISH asked for is done (rc 0) or failed. */
+void core_member_on_engine_stage(struct core_member *member, uint64_t attempt, int rc,
+                                 const char *text, uint64_t now_ms);
+/* What this node has of a published attempt was read back. */
+void core_member_on_engine_verified(struct core_member *member, uint64_t attempt, int rc,
+                                    const char *text, uint64_t now_ms);
+/* Scan `scan` is done: `failed` are the bits of roots that could not be looked at. Holdings are
+ * copied. */
+void core_member_on_scanned(struct core_member *member, uint64_t scan, uint32_t failed,
+                            const struct wire_holding *holdings, uint32_t count, uint64_t now_ms);
 /* The connection to the leader stands / is gone. */
 void core_member_on_link_up(struct core_member *member, uint64_t now_ms);
 void core_member_on_link_down(struct core_member *member, uint64_t now_ms);
@@ -115,6 +132,11 @@ BL_MUST_CHECK int core_member_rank_directive(struct core_member *member, uint64_
                                              struct wire_rank_directive *ret);
 BL_MUST_CHECK int core_member_write(const struct core_member *member, uint64_t attempt,
                                     struct core_member_write *ret);
+
+/* The save of an attempt as this node has it: view, until the next call; NULL: nobody wants it. */
+const struct wire_save *core_member_save(const struct core_member *member, uint64_t attempt);
+/* May a reader with this key read files of checkpoints on this node? */
+int core_member_has_file_key(const struct core_member *member, const uint64_t key[2]);
 
 /* The newest directive: view, until the next call; NULL before the first. */
 const struct wire_directive *core_member_directive(const struct core_member *member);

@@ -198,48 +198,6 @@ static void directive_drop(struct core_member *m, uint64_t arena)
     }
 }
 
-static void save_remove(struct core_member *m, uint32_t index, enum core_member_effect_kind kind)
-{
-    member_effect(m, kind)->attempt = m->saves[index].attempt;
-    free(m->saves[index].part_json);
-    free(m->saves[index].arenas);
-    m->saves[index] = m->saves[--m->save_count];
-    memset(&m->saves[m->save_count], 0, sizeof(m->saves[0]));
-    m->report_due = 1;
-}
-
-static void directive_saves(struct core_member *m, const struct wire_directive *d)
-{
-    for (uint32_t i = m->save_count; i-- > 0;) {
-        enum wire_save_state state = WIRE_SAVE_CANCELLED; /* not named: nobody wants it any more */
-        for (uint32_t k = 0; k < d->save_count; k++) {
-            if (d->saves[k].attempt == m->saves[i].attempt) {
-                state = d->saves[k].state;
-            }
-        }
-        if (state == WIRE_SAVE_CANCELLED) {
-            save_remove(m, i, CORE_MEMBER_ENGINE_CANCEL);
-        } else if (state == WIRE_SAVE_COMMITTED) {
-            save_remove(m, i, CORE_MEMBER_ENGINE_DONE);
-        }
-    }
-    for (uint32_t k = 0; k < d->save_count; k++) {
-        int is_known = 0;
-        for (uint32_t i = 0; i < m->save_count; i++) {
-            is_known |= m->saves[i].attempt == d->saves[k].attempt;
-        }
-        if (is_known || d->saves[k].state != WIRE_SAVE_WRITE || m->save_count == WIRE_SAVES_MAX) {
-            continue;
-        }
-        struct wire_save *save = &m->saves[m->save_count++];
-        *save = d->saves[k];
-        save->part_json = NULL;
-        save->arenas = core_alloc(save->arena_count, sizeof(*save->arenas));
-        memcpy(save->arenas, d->saves[k].arenas, save->arena_count * sizeof(*save->arenas));
-        member_effect(m, CORE_MEMBER_ENGINE_WRITE)->attempt = d->saves[k].attempt;
-    }
-}
-
 /* Is there anything in the new directive that ranks should know? */
 static int directive_is_news(const struct core_member *m, const struct wire_directive *d)
 {
@@ -263,6 +221,7 @@ static void directive_adopt(struct core_member *m, const struct wire_directive *
         wire_former_add(&m->leaders_former, m->leader);
         m->leader = d->leader_incarnation;
         m->report_acked = 0;
+        m->scan_told = 0;
         m->report_due = 1;
         for (uint32_t i = 0; i < m->arena_count; i++) {
             m->arenas[i].told = 0;
@@ -301,7 +260,8 @@ void core_member_on_directive(struct core_member *m, const struct wire_directive
         for (uint32_t i = 0; i < d->drop_count; i++) {
             directive_drop(m, d->drop_arenas[i]);
         }
-        directive_saves(m, d);
+        member_saves_directive(m, d);
+        member_scan_directive(m, d);
     }
     member_ranks_flush(m, now_ms);
     if (d->phase == WIRE_PHASE_DONE && d->leave && m->proc_count == 0 && !m->done) {

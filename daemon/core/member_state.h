@@ -51,6 +51,14 @@ struct core_member {
     uint32_t dropped_count;
     struct wire_save saves[WIRE_SAVES_MAX];
     uint32_t save_count;
+    uint32_t save_tries[WIRE_SAVES_MAX]; /* at giving it its final name, that failed */
+    uint32_t save_again[WIRE_SAVES_MAX];
+    uint32_t save_over[WIRE_SAVES_MAX]; /* all is done here: not named in reports any more */
+    uint64_t scan_id;                   /* of the newest scan that was asked for */
+    uint32_t scan_done, scan_failed;
+    uint64_t scan_told;            /* report that told its holdings first; 0 not yet */
+    struct wire_holding *holdings; /* owned; what it found */
+    uint32_t holding_count;
     struct core_ring effects;
 };
 
@@ -59,6 +67,12 @@ struct core_member_effect *member_effect(struct core_member *m, enum core_member
 /* Queues directives that are new or unanswered. */
 void member_ranks_flush(struct core_member *m, uint64_t now_ms);
 void member_ranks_dirty(struct core_member *m);
+/* The save of this attempt, or NULL. */
+struct wire_save *member_save_find(struct core_member *m, uint64_t attempt);
+void member_saves_directive(struct core_member *m, const struct wire_directive *d);
+void member_saves_report(struct core_member *m, struct wire_report *ret);
+void member_saves_retry(struct core_member *m);
+void member_scan_directive(struct core_member *m, const struct wire_directive *d);
 int member_proc_is_live(const struct member_proc *p);
 
 #endif

@@ -292,7 +292,7 @@ static void test_digest_that_differs_never_runs(void **state)
 
 static void test_last_save_is_committed_before_leaving(void **state)
 {
-    static const struct core_root roots[] = {{"/r", 0}};
+    static const struct core_root roots[] = {{"/r", 0, 0}};
     struct cluster c;
     (void)state;
     cluster_init(&c, 2, 4, 4);
@@ -340,7 +340,7 @@ static void test_digest_of_the_end_outlives_the_leader(void **state)
 
 static void test_last_save_that_fails_three_times_says_so(void **state)
 {
-    static const struct core_root roots[] = {{"/r", 0}};
+    static const struct core_root roots[] = {{"/r", 0, 0}};
     struct cluster c;
     (void)state;
     cluster_init(&c, 1, 2, 2);
@@ -357,7 +357,7 @@ static void test_last_save_that_fails_three_times_says_so(void **state)
     cluster_close(&c);
 }
 
-static const struct core_root one_root[] = {{"/r", 0}};
+static const struct core_root one_root[] = {{"/r", 0, 0}};
 
 /* A run on two ranks that did three steps; both are killed and nobody may be started again. */
 static void cluster_strand(struct cluster *c)

@@ -14,7 +14,7 @@
 #define LOCAL  0
 #define SHARED 1
 
-static const struct core_root two_roots[] = {{"/local", 1}, {"/shared", 2}};
+static const struct core_root two_roots[] = {{"/local", 1, 0}, {"/shared", 2, 0}};
 
 static void roots_init(struct cluster *c)
 {
@@ -283,7 +283,7 @@ static void test_save_on_request_goes_to_all_roots(void **state)
 
 static void test_interval_is_chosen_from_what_is_measured(void **state)
 {
-    static const struct core_root roots[] = {{"/local", CORE_EVERY_AUTO}};
+    static const struct core_root roots[] = {{"/local", CORE_EVERY_AUTO, 0}};
     struct cluster c;
     (void)state;
     cluster_init(&c, 1, 2, 2);

@@ -14,7 +14,7 @@
 #define LOCAL  0
 #define SHARED 1
 
-static const struct core_root two_roots[] = {{"/local", 1}, {"/shared", 2}};
+static const struct core_root two_roots[] = {{"/local", 1, 0}, {"/shared", 2, 0}};
 
 /* What a scan finds: step 6 on both roots. */
 static void disk_fill(struct core_checkpoint disk[2])
@@ -187,7 +187,7 @@ static void test_what_could_not_be_loaded_is_tried_again_when_nothing_is_left(vo
 
 static void test_stop_of_a_run_without_its_roots_forgets_nothing(void **state)
 {
-    static const struct core_root other[] = {{"/elsewhere", 1}};
+    static const struct core_root other[] = {{"/elsewhere", 1, 0}};
     struct core_checkpoint disk[2];
     struct wire_record record;
     struct cluster c;

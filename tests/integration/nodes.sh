@@ -123,6 +123,64 @@ it_finished() {
     [ "$(it_status .verdict)" = "done" ]
 }
 
+# Each node writes into a root of its own; together they have the checkpoint.
+own_roots_begin() {
+    ROOTS="[{path: \"$CL_DIR/own-{node}\", every: 10, keep: 3}${1:-}]"
+    it_begin 4 node0 node1
+}
+own_parts() {
+    local node
+    for node in node0 node1; do
+        compgen -G "$CL_DIR/own-$node/step-*/part-$node.*" >/dev/null || it_fail "no part on $node"
+        [ "$(cat "$CL_DIR/own-$node"/step-*/part-*.safetensors* 2>/dev/null | wc -c)" -gt 0 ] ||
+            it_fail "$node has an empty part"
+    done
+    ! compgen -G "$CL_DIR/own-node0/step-*/part-node1.*" >/dev/null || it_fail "node0 has node1's part"
+}
+all_killed() {
+    local pids
+    # shellcheck disable=SC2119
+    mapfile -t pids < <(it_processes)
+    kill -KILL "${pids[@]}" 2>/dev/null
+    { wait; } 2>/dev/null
+    CL_PID=([node0]='' [node1]='')
+}
+case_own_roots_all_die() {
+    STEPS=50
+    own_roots_begin
+    it_wait 20 "a verified checkpoint" it_event SAVE_VERIFIED
+    own_parts
+    it_ready 25
+    all_killed
+    it_node node0
+    it_node node1
+    it_wait 40 "the end" it_finished
+    [ "$(it_status .digest)" = "$IT_ALONE" ] || it_fail "ended in $(it_status .digest)"
+    [ "$(it_event_count GENERATION_PLANNED '.fields.generation > 1 and .fields.step >= 10')" -ge 1 ] ||
+        it_fail "the run did not go on from its own roots"
+    it_each_step
+}
+
+# A node's disk is lost: the checkpoints that it had a part of are not whole any more; another root
+# is used, and that is said.
+case_own_root_lost() {
+    own_roots_begin ", {path: $CL_DIR/far, shared: true, every: 20}"
+    it_wait 20 "a checkpoint on both roots" it_event SAVE_COMMITTED '.fields.text | test("far")'
+    it_ready 35
+    it_wait 20 "a newer one on the nodes" own_newest_is 30
+    all_killed
+    rm -rf "$CL_DIR/own-node1"
+    it_node node0
+    it_node node1
+    it_wait 40 "the end" it_finished
+    [ "$(it_status .digest)" = "$IT_ALONE" ] || it_fail "ended in $(it_status .digest)"
+    [ "$(it_event_count CHECKPOINT_INCOMPLETE)" -ge 1 ] || it_fail "no event says that it is not whole"
+    it_each_step
+}
+own_newest_is() {
+    compgen -G "$CL_DIR/own-node1/step-*$1.g*" >/dev/null
+}
+
 # A node that comes late is taken in.
 case_member_comes_late() {
     STEPS=150

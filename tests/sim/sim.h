@@ -119,6 +119,7 @@ struct sim_store {
 
 struct sim_checkpoint {
     struct core_checkpoint info;
+    uint32_t node; /* whose root it is, where each node has its own */
     uint64_t values[SIM_ELEMS_MAX];
 };
 
@@ -127,6 +128,21 @@ struct sim_attempt {
     uint32_t worded; /* COMMITTING was durable for it */
     uint64_t values[SIM_ELEMS_MAX];
     uint8_t has[SIM_ELEMS_MAX];
+};
+
+struct sim_own { /* what one node has of an attempt in its own root */
+    uint32_t node;
+    uint64_t attempt, manifest; /* 0: none yet */
+    uint32_t is_written, is_final, is_verified;
+    uint64_t values[SIM_ELEMS_MAX];
+    uint8_t has[SIM_ELEMS_MAX];
+};
+
+struct sim_manifest { /* of a checkpoint that lies on several nodes */
+    uint64_t digest, attempt;
+    struct core_checkpoint info;
+    uint32_t part_count, is_committed;
+    uint32_t nodes[SIM_NODES_MAX]; /* of the parts */
 };
 
 struct sim_generation { /* what the world knows of a generation, for barriers and checks */
@@ -157,6 +173,7 @@ struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t slow; /* factor of a step's time */
     uint32_t stop_resume;
     uint32_t roots, every[SIM_ROOTS_MAX];
+    uint32_t apart;                    /* each node has root 0 for itself */
     uint32_t root_slow[SIM_ROOTS_MAX]; /* factor of a write's time */
     uint64_t fault_ms;                 /* they come before */
 };
@@ -212,6 +229,10 @@ struct sim {
     uint64_t hang_from[SIM_ROOTS_MAX], hang_until[SIM_ROOTS_MAX];
     struct sim_attempt *attempts;
     uint32_t attempt_count;
+    struct sim_own *owns;
+    uint32_t own_count;
+    struct sim_manifest *manifests;
+    uint32_t manifest_count;
     struct sim_generation *generations;
     uint32_t generation_count;
     uint64_t *truth; /* [SIM_STEPS_MAX][SIM_ELEMS_MAX] */
@@ -311,6 +332,24 @@ int sim_root_hangs(const struct sim *sim, uint32_t root);
 /* The root is wiped, unless it is the only one with a checkpoint. */
 void sim_root_lose(struct sim *sim, uint32_t root);
 void sim_engine_write(struct sim *sim, struct sim_node *node, uint64_t attempt);
+
+/* sim_apart.c: roots that each node has for itself */
+int sim_is_apart(const struct sim *sim, uint32_t root);
+/* A record is durable. */
+void sim_apart_stored(struct sim *sim, const struct wire_record *record);
+void sim_apart_element(struct sim *sim, uint32_t node, uint64_t attempt, uint32_t elem,
+                       uint64_t value);
+void sim_apart_written(struct sim *sim, uint32_t node, uint64_t attempt);
+int sim_apart_compose(struct sim *sim, uint32_t head, const struct core_commit *commit,
+                      uint64_t *ret_digest);
+/* PREPARE, PUBLISH, RETAIN, CANCEL and SCAN. */
+void sim_apart_effect(struct sim *sim, struct sim_node *node, const struct core_member_effect *e);
+int sim_apart_load(struct sim *sim, uint32_t at, const char *dir, uint32_t elem, uint64_t *ret);
+int sim_apart_can_read(const struct sim *sim, uint32_t at, uint32_t of);
+/* Checkpoints on roots that all nodes see. */
+uint32_t sim_disk_shared(const struct sim *sim);
+void sim_apart_wipe(struct sim *sim, uint32_t node);
+void sim_apart_check_end(struct sim *sim);
 
 /* sim_fault.c */
 /* 1: the rank was killed here. */

@@ -415,6 +415,7 @@ void sim_check_end(struct sim *sim)
             return;
         }
     }
+    sim_apart_check_end(sim);
     for (uint32_t i = 0; i < sim->disk_count; i++) {
         const struct sim_checkpoint *c = &sim->disk[i];
         for (uint32_t e = 0; e < sim->profile.elems; e++) {

@@ -131,7 +131,11 @@ static void fault_root(struct sim *sim)
 {
     uint32_t root = (uint32_t)sim_below(sim, sim->profile.roots);
     if (sim->profile.roots > 1 && sim_chance(sim, 250)) {
-        sim_root_lose(sim, root);
+        if (!sim_is_apart(sim, root)) {
+            sim_root_lose(sim, root);
+        } else if (sim_disk_shared(sim) > 0) { /* else nothing may be left */
+            sim_apart_wipe(sim, (uint32_t)sim_below(sim, sim->profile.nodes));
+        }
         return;
     }
     if (sim_root_hangs(sim, root)) {
@@ -269,4 +273,6 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     if (!ranks && !p->vote_late && p->fault_ms != 3000 && bl_mix64(~sim->seed) % 10 < 4) {
         sim_hybrid_draw(sim);
     }
+    /* No draw: the other seeds stay what they were. */
+    p->apart = !p->only_hangs && bl_mix64(sim->seed ^ 0xa9a27) % 2;
 }

@@ -81,10 +81,12 @@ void sim_leader_start(struct sim *sim, uint32_t node, uint64_t epoch)
     leader->in_use = 1;
     struct core_root roots[SIM_ROOTS_MAX];
     for (uint32_t r = 0; r < sim->profile.roots; r++) {
-        roots[r] = (struct core_root){sim_roots[r], sim->profile.every[r]};
+        roots[r] =
+            (struct core_root){sim_roots[r], sim->profile.every[r], (uint32_t)sim_is_apart(sim, r)};
     }
     struct core_leader_config config = {.run = SIM_RUN,
                                         .name = "sim",
+                                        .node = sim->nodes[node].name,
                                         .head_epoch = epoch,
                                         .incarnation = leader->incarnation,
                                         .seed = sim_random(sim),
@@ -148,6 +150,7 @@ static void on_put(struct sim *sim, struct sim_event *event)
         store->record = put->record;
         memset(&put->record, 0, sizeof(put->record));
         store->version++;
+        sim_apart_stored(sim, &store->record);
         for (uint32_t i = 0; i < sim->attempt_count; i++) {
             for (uint32_t r = 0; r < store->record.root_count; r++) {
                 sim->attempts[i].worded |=
@@ -221,6 +224,9 @@ static int write_source(struct sim *sim, const struct sim_write *w, uint32_t ind
         uint32_t logical = sim_arena_elem(arena, e);
         attempt->values[logical] = arena->data[source->slot][e];
         attempt->has[logical] = 1;
+        if (w->write.apart) {
+            sim_apart_element(sim, w->node, w->attempt, logical, attempt->values[logical]);
+        }
     }
     return 0;
 }
@@ -271,6 +277,9 @@ static void on_write(struct sim *sim, struct sim_event *event)
         rc = -EIO;
     }
     rc = w->was_hung ? -ETIMEDOUT : rc;
+    if (rc == 0 && w->write.apart) {
+        sim_apart_written(sim, w->node, w->attempt);
+    }
     core_member_on_engine_written(node->member, w->attempt, rc, "{}", rc ? "no luck" : "", 1, 1,
                                   sim->now);
     sim_member_drain(sim, node);
@@ -325,6 +334,15 @@ static void on_commit(struct sim *sim, struct sim_event *event)
     }
     struct sim_attempt *attempt = attempt_get(sim, commit.attempt, commit.step);
     sim_check_commit(sim, &commit, attempt, leader->epoch);
+    if (commit.apart) {
+        uint64_t digest = 0;
+        int rc = sim_root_hangs(sim, commit.root)
+                     ? -ETIMEDOUT
+                     : sim_apart_compose(sim, leader->node, &commit, &digest);
+        free(commit.parts);
+        core_leader_on_commit_done(leader->core, event->b, rc, "no luck", digest, sim->now);
+        return;
+    }
     struct sim_checkpoint *c = sim_alloc(1, sizeof(*c));
     c->info = (struct core_checkpoint){.root = commit.root,
                                        .complete = 1,
@@ -333,11 +351,13 @@ static void on_commit(struct sim *sim, struct sim_event *event)
                                        .line = commit.line,
                                        .function_id = commit.function_id,
                                        .attempt = commit.attempt,
+                                       .manifest_digest = commit.attempt,
                                        .digest_known = 1,
                                        .digest = commit.digest,
                                        .state_elems = commit.state_elems};
     snprintf(c->info.dir, sizeof(c->info.dir), "%s", commit.dir);
     memcpy(c->values, attempt->values, sizeof(c->values));
+    c->node = leader->node;
     free(commit.parts);
     if (sim_root_hangs(sim, commit.root)) {
         sim_later(sim, SIM_STUCK_MS, on_commit_stuck, leader->id, event->b);
@@ -352,7 +372,7 @@ static void on_commit(struct sim *sim, struct sim_event *event)
     disk_add(sim, c);
     free(c);
     if (!sim_chance(sim, 30) || sim->now > sim->faults_over_ms) { /* else the answer is lost */
-        core_leader_on_commit_done(leader->core, event->b, 0, "", 1, sim->now);
+        core_leader_on_commit_done(leader->core, event->b, 0, "", commit.attempt, sim->now);
     }
 }
 
@@ -362,7 +382,7 @@ static void on_scan(struct sim *sim, struct sim_event *event)
     uint32_t failed = 0;
     uint32_t count = 0;
     for (uint32_t r = 0; r < sim->profile.roots; r++) {
-        failed |= sim_root_hangs(sim, r) ? 1u << r : 0;
+        failed |= sim_root_hangs(sim, r) && !sim_is_apart(sim, r) ? 1u << r : 0;
     }
     if (failed && !event->b) {
         sim_later(sim, SIM_STUCK_MS, on_scan, event->a, 1);
@@ -373,7 +393,8 @@ static void on_scan(struct sim *sim, struct sim_event *event)
     }
     struct core_checkpoint *found = sim_alloc(sim->disk_count, sizeof(*found));
     for (uint32_t i = 0; i < sim->disk_count; i++) {
-        if (!(failed >> sim->disk[i].info.root & 1)) {
+        uint32_t root = sim->disk[i].info.root;
+        if (!(failed >> root & 1) && !sim_is_apart(sim, root)) {
             found[count++] = sim->disk[i].info;
         }
     }
@@ -384,10 +405,22 @@ static void on_scan(struct sim *sim, struct sim_event *event)
 void sim_disk_load(struct sim *sim, const struct wire_plan *plan, struct sim_arena *arena,
                    uint32_t slot, int *ret_rc)
 {
+    int is_apart = sim_is_apart(sim, 0) && strcmp(plan->disk_root, sim_roots[0]) == 0 &&
+                   !sim_root_hangs(sim, 0);
+    for (uint32_t e = 0; is_apart && e < arena->elems; e++) {
+        if (sim_apart_load(sim, arena->node, plan->disk_dir, sim_arena_elem(arena, e),
+                           &arena->data[slot][e]) < 0) {
+            is_apart = 0; /* one node had it for itself, as checkpoints of the head alone are */
+        }
+    }
+    if (is_apart) {
+        return;
+    }
     for (uint32_t i = 0; i < sim->disk_count; i++) {
         const struct sim_checkpoint *c = &sim->disk[i];
         if (strcmp(c->info.dir, plan->disk_dir) == 0 &&
             strcmp(sim_roots[c->info.root], plan->disk_root) == 0 &&
+            (!sim_is_apart(sim, c->info.root) || sim_apart_can_read(sim, arena->node, c->node)) &&
             !sim_root_hangs(sim, c->info.root)) {
             for (uint32_t e = 0; e < arena->elems; e++) {
                 arena->data[slot][e] = c->values[sim_arena_elem(arena, e)];

@@ -269,7 +269,13 @@ static void member_effect(struct sim *sim, struct sim_node *node, struct core_me
     case CORE_MEMBER_ENGINE_WRITE:
         sim_engine_write(sim, node, e->attempt);
         break;
+    case CORE_MEMBER_ENGINE_PREPARE:
+    case CORE_MEMBER_ENGINE_PUBLISH:
+    case CORE_MEMBER_ENGINE_RETAIN:
     case CORE_MEMBER_ENGINE_CANCEL:
+    case CORE_MEMBER_SCAN:
+        sim_apart_effect(sim, node, e);
+        break;
     case CORE_MEMBER_ENGINE_DONE:
     case CORE_MEMBER_EPOCH:
     case CORE_MEMBER_DONE:

@@ -264,6 +264,8 @@ void sim_close(struct sim *sim)
     free(sim->ranks);
     free(sim->disk);
     free(sim->attempts);
+    free(sim->owns);
+    free(sim->manifests);
     free(sim->generations);
     free(sim->truth);
     wire_record_close(&sim->store.record);
