@@ -20,7 +20,7 @@ const struct bl_job_model *exact_gpt2(void);
 const struct bl_job_model *exact_llama(void);
 
 /* Runs `lanes` lanes of the model (NULL: the bench's Llama of two layers, `tied` or not) in each
- * layout, alone, and fails the test unless all digests and all losses are equal. `micros`: of a
+ * layout, alone, and fails the test unless all digests, losses and norms are equal. `micros`: of a
  * lane. */
 void exact_compare(const struct bl_job_model *model, uint32_t lanes, uint32_t tied, uint32_t micros,
                    const struct exact_layout *layouts, size_t count);
