@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "trainer/dryrun.h"
 #include "trainer/report.h"
 #include "trainer/start.h"
 #include "trainer/step.h"
@@ -20,6 +21,7 @@
 #define ALONE_JOIN_MS    60000u  /* until all ranks have joined; then they end */
 #define ALONE_OP_MS      600000u /* one collective; a rank that died is noticed at once without it */
 #define ALONE_NODE_BYTES 16
+#define ALONE_SLOTS      2 /* of the last step and of the one in work */
 
 struct alone_group {
     const struct train_alone *how;
@@ -52,7 +54,7 @@ struct alone_rank {
     struct train_rank rank;
     struct comm *comm; /* NULL in a world of one */
     struct train_report report;
-    void *slots[2];
+    void *slots[ALONE_SLOTS];
     uint64_t slot_bytes;
 };
 
@@ -94,7 +96,7 @@ static int rank_open(struct alone_rank *a, struct bl_errmsg *msg)
     }
     train_shard_layout(&a->rank.shard);
     a->slot_bytes = a->rank.shard.slot_bytes + 1; /* a rank may own nothing */
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < ALONE_SLOTS; i++) {
         a->slots[i] = bl_mem_alloc(a->slot_bytes);
         if (a->slots[i] == NULL) {
             return bl_err_code(msg, -ENOMEM, "%llu bytes for the state",
@@ -123,7 +125,7 @@ static void rank_close(struct alone_rank *a)
     train_rank_leave(&a->rank);
     comm_free(a->comm);
     a->comm = NULL;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < ALONE_SLOTS; i++) {
         bl_mem_free(a->slots[i], a->slot_bytes);
     }
     train_report_close(&a->report);
@@ -137,8 +139,8 @@ static int rank_step(struct alone_rank *a, uint64_t step, struct bl_errmsg *msg)
     double eval_loss;
     int rc = train_step_gradient(&a->rank, step, &result, msg);
     if (rc == 0) {
-        void *to = a->slots[step % 2];
-        train_step_apply(&a->rank, &result, a->slots[(step - 1) % 2], to);
+        void *to = a->slots[step % ALONE_SLOTS];
+        train_step_apply(&a->rank, &result, a->slots[(step - 1) % ALONE_SLOTS], to);
         rc = train_step_gather(&a->rank, to, msg);
     }
     int evaluate = t->eval_every != 0 && step % t->eval_every == 0;
@@ -166,7 +168,7 @@ static int rank_train(struct alone_rank *a, struct bl_errmsg *msg)
     }
     struct bl_state_digest digest;
     if (rc == 0 && how->digest) {
-        rc = train_digest(&a->rank, a->slots[steps % 2], &digest, msg);
+        rc = train_digest(&a->rank, a->slots[steps % ALONE_SLOTS], &digest, msg);
     }
     if (rc == 0 && how->digest && a->index == 0) {
         char text[BL_STATE_DIGEST_TEXT_BYTES];
@@ -305,10 +307,15 @@ int train_alone_run(const struct train_alone *how)
         complain(0, 1, &msg);
         return 2;
     }
+    int rc = train_dry_fits(how->job, g.world, ALONE_SLOTS, train_dry_machine_bytes(), &msg);
+    if (rc != 0) {
+        complain(0, 1, &msg);
+        return exit_code(rc);
+    }
     if (g.world == 1) {
         return rank_main(&g, 0);
     }
-    int rc = group_open(&g, &msg);
+    rc = group_open(&g, &msg);
     int code = exit_code(rc);
     if (rc != 0) {
         complain(0, 1, &msg);

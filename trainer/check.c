@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/human.h"
+#include "trainer/dryrun.h"
 #include "trainer/identity.h"
 #include "trainer/options.h"
 #include "trainer/step.h"
@@ -25,30 +25,6 @@ static int fail(int rc, const struct bl_errmsg *msg)
     return rc == BL_ECONFIG || rc == BL_ENOTBUILT ? 2 : 3;
 }
 
-static void print_bytes(const char *what, uint64_t bytes)
-{
-    char text[BL_HUMAN_MAX];
-    printf("  %-12s %12s\n", what, bl_human_bytes(text, bytes));
-}
-
-/* What one rank takes. Rank 0 has the largest share of lanes. */
-static void print_memory(const struct train_rank *rank, const struct bl_job *job)
-{
-    uint64_t model = train_model_bytes(&job->model, job->train.seq_len, job->train.micro_batch,
-                                       job->threads != 0 ? job->threads : 1);
-    uint64_t grads = lane_sum_bytes(&rank->shard, job->lanes);
-    uint32_t slots = 2 + (job->root_count != 0 ? job->root_count : 1); /* as the plan has it */
-    uint64_t state = slots * rank->shard.slot_bytes;
-    char name[32];
-    printf("memory of a rank, with %u ranks:\n", job->ranks);
-    print_bytes("weights", rank->params_bytes);
-    print_bytes("activations", model);
-    print_bytes("gradients", grads);
-    snprintf(name, sizeof name, "%u slots", slots);
-    print_bytes(name, state);
-    print_bytes("sum", rank->params_bytes + model + grads + state);
-}
-
 int train_check_main(const char *job_path)
 {
     struct bl_errmsg msg = {{0}};
@@ -57,20 +33,16 @@ int train_check_main(const char *job_path)
         return 2;
     }
     struct train_rank rank;
-    struct train_grid grid;
+    struct train_dry *dry = NULL;
     int rc = train_rank_open(&rank, job, 1, &msg);
     if (rc == 0) {
-        rc = train_grid_make(&grid, 0, job->ranks, job->tp, job->pp, &msg);
-    }
-    if (rc == 0) {
-        rc = train_rank_place(&rank, &grid, &msg);
+        rc = train_dry_new(&dry, job, 0, 0, &msg);
     }
     if (rc == 0) {
         uint64_t digest; /* reads every token once */
         rc = train_data_digest(rank.data, &digest, &msg);
     }
     if (rc == 0) {
-        train_shard_layout(&rank.shard);
         uint64_t samples = train_data_samples(rank.data);
         printf("job %s: %llu parameters, %u ranks, %u lanes\n", job->name,
                (unsigned long long)train_model_param_elems(rank.model), job->ranks, job->lanes);
@@ -82,8 +54,9 @@ int train_check_main(const char *job_path)
             job->lanes, rank.micro_batches, job->train.micro_batch, job->train.global_batch,
             (unsigned long long)job->train.steps,
             (double)job->train.steps * job->train.global_batch / (double)samples);
-        print_memory(&rank, job);
+        rc = train_dry_print_memory(dry, &msg);
     }
+    train_dry_free(dry);
     train_rank_close(&rank);
     return rc == 0 ? 0 : fail(rc, &msg);
 }

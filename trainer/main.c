@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/dryrun.h"
 #include "trainer/options.h"
 #include "wire/belay.h"
 
@@ -15,6 +16,8 @@
 static const char help[] =
     "Usage: belay-train --job FILE [--ranks P] [--threads T] [--steps N] [--digest]\n"
     "       belay-train --check FILE\n"
+    "       belay-train --dry-run FILE [--ranks-per-node N] [--json]\n"
+    "       belay-train --describe-layout FILE [--json]\n"
     "       belay-train --probe --job FILE\n"
     "       belay-train tokenize --merges FILE --out NAME [OPTION...] TEXT...\n"
     "       belay-train sample --model PATH [OPTION...]\n"
@@ -33,6 +36,11 @@ static const char help[] =
     "  --tensorboard DIR  write TensorBoard's event files there\n"
     "  --ledger FILE    write \"step lane sample\" lines to FILE.RANK\n"
     "  --check FILE     check job, data and memory, start nothing\n"
+    "  --dry-run FILE   say what a job of any size takes: memory, FLOPs, steps of\n"
+    "                   an epoch, bubble, bytes on the wire; needs no data\n"
+    "  --ranks-per-node N  of --dry-run (default: by placement.nodes)\n"
+    "  --describe-layout FILE  a table of all ranks: place, groups, layers, state\n"
+    "  --json           one JSON object instead of text\n"
     "  --probe          print the function id and the numeric probe\n"
     "  --help, --version\n"
     "\n"
@@ -46,6 +54,10 @@ static const char help[] =
 
 enum {
     OPT_CHECK = 256,
+    OPT_DRY_RUN,
+    OPT_LAYOUT,
+    OPT_PER_NODE,
+    OPT_JSON,
     OPT_PROBE,
     OPT_DIGEST,
     OPT_NODES,
@@ -66,6 +78,10 @@ static const struct option options[] = {
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"tensorboard", required_argument, NULL, OPT_EVENTS},
     {"check", required_argument, NULL, OPT_CHECK},
+    {"dry-run", required_argument, NULL, OPT_DRY_RUN},
+    {"describe-layout", required_argument, NULL, OPT_LAYOUT},
+    {"ranks-per-node", required_argument, NULL, OPT_PER_NODE},
+    {"json", no_argument, NULL, OPT_JSON},
     {"probe", no_argument, NULL, OPT_PROBE},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, OPT_VERSION},
@@ -73,8 +89,9 @@ static const struct option options[] = {
 };
 
 struct main_args {
-    const char *job, *check;
-    int probe;
+    const char *job, *check, *dry_run, *layout;
+    int probe, json;
+    uint32_t per_node;
     struct train_alone alone;
 };
 
@@ -127,6 +144,18 @@ static void parse(struct main_args *args, int argc, char **argv)
         case OPT_CHECK:
             args->check = optarg;
             break;
+        case OPT_DRY_RUN:
+            args->dry_run = optarg;
+            break;
+        case OPT_LAYOUT:
+            args->layout = optarg;
+            break;
+        case OPT_PER_NODE:
+            args->per_node = (uint32_t)number("ranks-per-node", optarg, 16384);
+            break;
+        case OPT_JSON:
+            args->json = 1;
+            break;
         case OPT_PROBE:
             args->probe = 1;
             break;
@@ -160,6 +189,12 @@ int main(int argc, char **argv)
     parse(&args, argc, argv);
     if (args.check != NULL) {
         return train_check_main(args.check);
+    }
+    if (args.dry_run != NULL) {
+        return train_dryrun_main(args.dry_run, args.per_node, args.json);
+    }
+    if (args.layout != NULL) {
+        return train_layout_main(args.layout, args.json);
     }
     if (args.probe && args.job == NULL) {
         fputs("belay-train: --probe needs --job FILE; see belay-train --help\n", stderr);

@@ -102,15 +102,25 @@ void train_rank_close(struct train_rank *rank)
 
 /* ---- a place ---- */
 
-/* ZeRO 2 and 3 deal lanes round-robin where no whole gradient is needed. */
+int train_place_has_rounds(const struct bl_job *job, uint32_t pp)
+{
+    uint32_t per_round = job->lanes * job->train.micro_batch;
+    return job->zero >= 2 && pp == 1 && job->train.global_batch == per_round;
+}
+
+int train_place_has_fetch(const struct bl_job *job, uint32_t pp)
+{
+    return job->zero == 3 && pp == 1;
+}
+
 static int has_rounds(const struct train_rank *rank)
 {
-    return rank->job->zero >= 2 && rank->grid.pp == 1 && rank->micro_batches == 1;
+    return train_place_has_rounds(rank->job, rank->grid.pp);
 }
 
 static int has_fetch(const struct train_rank *rank)
 {
-    return rank->job->zero == 3 && rank->grid.pp == 1;
+    return train_place_has_fetch(rank->job, rank->grid.pp);
 }
 
 /* The order of passes, and from it the model's part. */

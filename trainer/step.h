@@ -92,6 +92,11 @@ void train_rank_close(struct train_rank *rank);
 BL_MUST_CHECK int train_rank_place(struct train_rank *rank, const struct train_grid *grid,
                                    struct bl_errmsg *msg);
 
+/* Whether lanes are dealt round-robin (lane_rounds.h: ZeRO 2 and 3 where no whole gradient is
+ * needed), and whether weights come unit by unit (fetch.h: ZeRO 3), in a layout of `pp` stages. */
+int train_place_has_rounds(const struct bl_job *job, uint32_t pp);
+int train_place_has_fetch(const struct bl_job *job, uint32_t pp);
+
 /* Bytes for comm_config.early_bytes_max of a placed rank. */
 uint64_t train_rank_early_bytes(const struct train_rank *rank);
 
