@@ -7,72 +7,168 @@
 
 #include "base/mem.h"
 
+#define FETCH_TAG 0x6674000000000000u /* "ft", and the number of the fetch below */
+#define NO_UNIT   UINT32_MAX
+
+/* ---- life ---- */
+
+static uint64_t largest_unit(const struct train_model *model)
+{
+    uint32_t count;
+    const struct train_unit *units = train_model_units(model, &count);
+    uint64_t most = 0;
+    for (uint32_t u = 0; u < count; u++) {
+        most = units[u].elems > most ? units[u].elems : most;
+    }
+    return most;
+}
+
+uint64_t train_fetch_elems(const struct train_model *model, uint32_t dp)
+{
+    return largest_unit(model) * (dp > 1 ? 2 : 1);
+}
+
 int train_fetch_init(struct train_fetch *fetch, const struct train_shard *shard,
                      struct train_gather *gather, struct bl_errmsg *msg)
 {
-    uint32_t count;
-    const struct train_unit *units = train_model_units(shard->model, &count);
+    uint32_t dp = shard->grid.dp;
     memset(fetch, 0, sizeof *fetch);
     fetch->shard = shard;
     fetch->gather = gather;
-    for (uint32_t u = 0; u < count; u++) {
-        uint64_t bytes = units[u].elems * sizeof(float);
-        fetch->unit_bytes = bytes > fetch->unit_bytes ? bytes : fetch->unit_bytes;
-    }
-    fetch->bounds = calloc((size_t)shard->grid.dp + 1, sizeof *fetch->bounds);
-    fetch->unit = bl_mem_alloc(fetch->unit_bytes);
-    if (fetch->unit == NULL || fetch->bounds == NULL) {
-        uint64_t bytes = fetch->unit_bytes;
+    fetch->next = NO_UNIT;
+    fetch->buffer_elems = largest_unit(shard->model);
+    fetch->memory_bytes = train_fetch_elems(shard->model, dp) * sizeof(float);
+    fetch->memory = bl_mem_alloc(fetch->memory_bytes);
+    fetch->ranks = calloc(dp, sizeof *fetch->ranks);
+    fetch->requests = calloc(2 * (size_t)dp, sizeof *fetch->requests);
+    if (fetch->memory == NULL || fetch->ranks == NULL || fetch->requests == NULL) {
+        uint64_t bytes = fetch->memory_bytes;
         train_fetch_close(fetch);
         return bl_err_code(msg, -ENOMEM, "%llu bytes for a layer's weights",
                            (unsigned long long)bytes);
     }
+    train_grid_dp_group(&shard->grid, fetch->ranks);
     return 0;
 }
 
 void train_fetch_close(struct train_fetch *fetch)
 {
-    bl_mem_free(fetch->unit, fetch->unit_bytes);
-    free(fetch->bounds);
+    bl_mem_free(fetch->memory, fetch->memory_bytes);
+    free(fetch->ranks);
+    free(fetch->requests);
     memset(fetch, 0, sizeof *fetch);
 }
 
-/* The own part of the unit, from the slot. */
-static void copy_own(struct train_fetch *fetch, const struct train_unit *unit)
+void train_fetch_begin(struct train_fetch *fetch, const void *slot)
+{
+    fetch->slot = slot;
+    fetch->next = NO_UNIT; /* requests of a pass that failed went with its communicator */
+    fetch->request_count = 0;
+    fetch->sequence = 0; /* a rank that has just come counts with the others */
+}
+
+/* ---- a unit ---- */
+
+/* A tied head's weights are the embedding's. */
+static uint32_t weights_of(const struct train_fetch *fetch, uint32_t unit)
+{
+    uint32_t count;
+    const struct train_unit *units = train_model_units(fetch->shard->model, &count);
+    return units[unit].local >= train_model_local_elems(fetch->shard->model) ? 0 : unit;
+}
+
+/* The own part, from the slot. */
+static void copy_own(const struct train_fetch *fetch, const struct train_unit *unit, float *to)
 {
     const struct train_shard *shard = fetch->shard;
     for (uint32_t i = 0; i < shard->extent_count; i++) {
         const struct train_extent *e = &shard->extents[i];
         if (e->at >= unit->local && e->at < unit->local + unit->elems) {
-            memcpy(fetch->unit + (e->at - unit->local),
-                   train_extent_view(fetch->slot, e, TRAIN_WEIGHT),
+            memcpy(to + (e->at - unit->local), train_extent_view(fetch->slot, e, TRAIN_WEIGHT),
                    (e->flat_hi - e->flat_lo) * sizeof(float));
         }
     }
 }
 
-int train_fetch_unit(struct train_fetch *fetch, uint32_t unit, struct comm_group *dp,
+/* What replica d owns of the unit begins so many elements behind its first. */
+static uint64_t border(const struct train_fetch *fetch, const struct train_unit *unit, uint32_t d)
+{
+    uint64_t at = fetch->shard->bounds[d], end = unit->local + unit->elems;
+    return (at < unit->local ? unit->local : at > end ? end : at) - unit->local;
+}
+
+/* Sends the own part to all and asks for theirs. */
+static int ask(struct train_fetch *fetch, uint32_t unit, struct comm *comm, struct bl_errmsg *msg)
+{
+    const struct train_grid *g = &fetch->shard->grid;
+    uint32_t count;
+    const struct train_unit *u = &train_model_units(fetch->shard->model, &count)[unit];
+    float *to = fetch->memory + fetch->turn * fetch->buffer_elems;
+    uint64_t own = border(fetch, u, g->d), own_end = border(fetch, u, g->d + 1);
+    uint64_t tag = FETCH_TAG | fetch->sequence++;
+    int rc = 0;
+    copy_own(fetch, u, to);
+    fetch->next = unit;
+    fetch->request_count = 0;
+    for (uint32_t d = 0; rc == 0 && d < g->dp; d++) {
+        uint64_t lo = border(fetch, u, d), hi = border(fetch, u, d + 1);
+        if (d != g->d && hi > lo) {
+            rc = comm_recv_start(comm, fetch->ranks[d], tag, to + lo, (hi - lo) * sizeof *to,
+                                 &fetch->requests[fetch->request_count], msg);
+            fetch->request_count += rc == 0;
+        }
+        if (rc == 0 && d != g->d && own_end > own) {
+            rc = comm_send_start(comm, fetch->ranks[d], tag, to + own, (own_end - own) * sizeof *to,
+                                 &fetch->requests[fetch->request_count], msg);
+            fetch->request_count += rc == 0;
+        }
+    }
+    return rc;
+}
+
+/* The unit that is on its way has come: its buffer. */
+static int take(struct train_fetch *fetch, struct comm *comm, float **ret, struct bl_errmsg *msg)
+{
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < fetch->request_count; i++) {
+        rc = comm_wait(comm, fetch->requests[i], msg);
+    }
+    fetch->request_count = 0;
+    fetch->next = NO_UNIT;
+    *ret = fetch->memory + fetch->turn * fetch->buffer_elems;
+    fetch->turn = fetch->shard->grid.dp > 1 ? 1 - fetch->turn : 0;
+    return rc;
+}
+
+/* The unit after this one in its pass; NO_UNIT at the end. */
+static uint32_t next_of(const struct train_fetch *fetch, uint32_t unit, int backward)
+{
+    uint32_t count;
+    train_model_units(fetch->shard->model, &count);
+    return backward ? (unit == 0 ? NO_UNIT : unit - 1) : unit + 1 < count ? unit + 1 : NO_UNIT;
+}
+
+int train_fetch_unit(struct train_fetch *fetch, uint32_t unit, int backward, struct comm *comm,
                      struct comm_group *tp, const float **ret, struct bl_errmsg *msg)
 {
-    const struct train_shard *shard = fetch->shard;
-    uint32_t count;
-    const struct train_unit *units = train_model_units(shard->model, &count);
-    if (units[unit].local >= train_model_local_elems(shard->model)) {
-        unit = 0; /* a tied head's weights are the embedding's */
-    }
-    const struct train_unit *u = &units[unit];
-    copy_own(fetch, u);
-    for (uint32_t d = 0; d <= shard->grid.dp; d++) {
-        uint64_t at = shard->bounds[d] < u->local ? u->local : shard->bounds[d];
-        at = at > u->local + u->elems ? u->local + u->elems : at;
-        fetch->bounds[d] = (at - u->local) * sizeof(float);
-    }
-    int rc = dp == NULL ? 0 : comm_group_allgather(dp, fetch->unit, fetch->bounds, msg);
-    if (rc == 0 && tp != NULL) {
-        rc = train_gather_unit(fetch->gather, unit, fetch->unit, tp, msg);
+    uint32_t wanted = weights_of(fetch, unit), after = next_of(fetch, unit, backward);
+    float *weights = NULL;
+    int rc = 0;
+    BL_ASSERT(fetch->next == NO_UNIT || fetch->next == wanted); /* a pass has one order */
+    if (fetch->next == NO_UNIT) {
+        rc = ask(fetch, wanted, comm, msg);
     }
     if (rc == 0) {
-        *ret = fetch->unit;
+        rc = take(fetch, comm, &weights, msg);
+    }
+    if (rc == 0 && tp != NULL) {
+        rc = train_gather_unit(fetch->gather, wanted, weights, tp, msg);
+    }
+    if (rc == 0 && fetch->shard->grid.dp > 1 && after != NO_UNIT) {
+        rc = ask(fetch, weights_of(fetch, after), comm, msg);
+    }
+    if (rc == 0) {
+        *ret = weights;
     }
     return rc;
 }

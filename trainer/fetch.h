@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weights of ZeRO 3, unit by unit: gathered from the owners' slots just before a pass needs them,
- * into the place of the unit before. For one stage.
+ * Weights of ZeRO 3, unit by unit: gathered from the owners' slots when a pass needs them. For one
+ * stage. Owners send their parts and ask for the others', by tag, so that the next unit of the pass
+ * can be under way while this one is in use:
+ *
+ *     fetch(u)    wait for u (asked for at the unit before; else ask now); ask for the next
+ *     buffers     | unit in use | unit on its way |
+ *
+ * All ranks of a dp group fetch the same units in the same order, hence ask and send alike.
  */
 #ifndef TRAIN_TRAINER_FETCH_H
 #define TRAIN_TRAINER_FETCH_H
@@ -17,19 +23,32 @@ struct train_fetch {
     const struct train_shard *shard; /* kept */
     struct train_gather *gather;     /* kept: what tensor parallel ranks have alike */
     const void *slot;                /* borrowed: the step whose weights are used */
-    float *unit;                     /* the weights in use */
-    uint64_t unit_bytes;
-    uint64_t *bounds; /* dp + 1: scratch */
+    float *memory;                   /* of the buffers; NULL: not in use */
+    uint64_t buffer_elems, memory_bytes;
+    uint32_t *ranks;                /* dp: the group in the world */
+    struct comm_request **requests; /* 2 * dp: of the unit on its way */
+    uint32_t request_count;
+    uint32_t next;     /* the unit on its way; UINT32_MAX: none */
+    uint32_t turn;     /* which buffer is the next */
+    uint64_t sequence; /* of fetches: their tags */
 };
+
+/* Elements of its buffers: the largest unit, twice where there are others to wait for. */
+uint64_t train_fetch_elems(const struct train_model *model, uint32_t dp);
 
 /* Keeps shard and gather. `fetch` is caller's memory, ended by train_fetch_close. -ENOMEM. */
 BL_MUST_CHECK int train_fetch_init(struct train_fetch *fetch, const struct train_shard *shard,
                                    struct train_gather *gather, struct bl_errmsg *msg);
 void train_fetch_close(struct train_fetch *fetch); /* a zeroed one is fine */
 
-/* *ret: the unit's first element, until the next call. All ranks of both groups fetch the same
- * units in the same order. Errors of the communicator. */
-BL_MUST_CHECK int train_fetch_unit(struct train_fetch *fetch, uint32_t unit, struct comm_group *dp,
-                                   struct comm_group *tp, const float **ret, struct bl_errmsg *msg);
+/* A new communicator, or another step's slot: nothing is under way. */
+void train_fetch_begin(struct train_fetch *fetch, const void *slot);
+
+/* *ret: the unit's first element, until the next call. `backward`: which unit comes next in the
+ * pass. `comm` NULL in a world of one; `tp` NULL without tensor parallel ranks. All ranks of both
+ * groups fetch the same units in the same order. Errors of the communicator. */
+BL_MUST_CHECK int train_fetch_unit(struct train_fetch *fetch, uint32_t unit, int backward,
+                                   struct comm *comm, struct comm_group *tp, const float **ret,
+                                   struct bl_errmsg *msg);
 
 #endif

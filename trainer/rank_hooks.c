@@ -6,8 +6,8 @@ static int rank_weights(void *ctx, uint32_t unit, int backward, const float **re
 {
     struct train_rank_hooks *h = ctx;
     struct train_rank *rank = h->rank;
-    if (rank->fetch.unit != NULL) {
-        return train_fetch_unit(&rank->fetch, unit, rank->dp, rank->tp, ret, msg);
+    if (rank->fetch.memory != NULL) {
+        return train_fetch_unit(&rank->fetch, unit, backward, rank->comm, rank->tp, ret, msg);
     }
     h->plain.params = rank->params;
     const struct train_hooks plain = train_hooks_plain(&h->plain);
@@ -49,7 +49,7 @@ struct train_hooks train_rank_hooks(struct train_rank_hooks *state, struct train
 
 int train_rank_is_in_step(const struct train_rank *rank)
 {
-    return rank->rounds != NULL || rank->fetch.unit != NULL;
+    return rank->rounds != NULL || rank->fetch.memory != NULL;
 }
 
 int train_rank_idle(struct train_rank *rank, uint32_t count, int backward, struct bl_errmsg *msg)

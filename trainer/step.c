@@ -199,8 +199,8 @@ void train_step_apply(struct train_rank *rank, const struct train_step_result *s
 
 int train_step_gather(struct train_rank *rank, const void *slot, struct bl_errmsg *msg)
 {
-    if (rank->fetch.unit != NULL) {
-        rank->fetch.slot = slot;
+    if (rank->fetch.memory != NULL) {
+        train_fetch_begin(&rank->fetch, slot);
         return BL_FAILPOINT("mid-gather");
     }
     return train_gather_weights(&rank->gather, slot, rank->params, rank->dp, rank->tp, rank->comm,
