@@ -69,10 +69,12 @@ void tools_wait_look(struct tools *tools)
             core_leader_status(run->leader, &status, daemon_now_ms());
             if (status.saves_committed > waiting->committed && !status.save_asked) {
                 wait_answer(tools, i - 1, 0, "", "committed", status.disk_step);
-            } else if (status.saves_failed > waiting->failed && status.save_count == 0 &&
-                       status.save_asked) {
-                wait_answer(tools, i - 1, -EIO, "the save failed: belay events says why",
-                            "committed", 0);
+            } else if (status.saves_failed > waiting->failed && !status.save_asked) {
+                char text[WIRE_TEXT_MAX + 64];
+
+                snprintf(text, sizeof(text), "the save failed, again and again: %s",
+                         status.save_failed_text);
+                wait_answer(tools, i - 1, -EIO, text, "committed", 0);
             } else if (status.save_asked && status.save_count == 0 && wait_roots_stuck(&status)) {
                 wait_answer(tools, i - 1, -EIO,
                             "no root answers: see to its disk or mount; it is saved when one does",

@@ -99,6 +99,9 @@ enum core_severity { CORE_INFO = 0, CORE_NOTICE = 1, CORE_WARNING = 2, CORE_ALAR
       "a committed checkpoint is not whole: a node that has a part of it is missing",              \
       "it is waited for a little, then an older one or another root is used",                      \
       "bring the node and its disk back")                                                          \
+    X(SAVE_GIVEN_UP, 156, CORE_ALARM, "a save that was asked for failed again and again",          \
+      "it is not tried any more; saves by interval go on, whoever asked is told",                  \
+      "see to the disk, then ask again")                                                           \
     X(FINISHED, 160, CORE_NOTICE, "the run is finished", "ranks leave", "nothing")                 \
     X(STOPPED, 161, CORE_NOTICE, "the run is stopped and can be resumed", "ranks leave",           \
       "belay run resumes it")                                                                      \

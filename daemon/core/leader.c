@@ -295,6 +295,7 @@ int core_leader_on_request(struct core_leader *l, enum core_request request, uin
         l->save_asked = 1;
         l->save_asked_done = 0;
         l->save_asked_step = l->step;
+        l->save_asked_tries = 0;
         break;
     case CORE_REQUEST_STOP:
         l->stop_asked = 1;

@@ -276,9 +276,10 @@ struct core_status {
     enum core_wait wait;
     char wait_text[WIRE_TEXT_MAX]; /* for people: names what is waited for */
     uint32_t stop_asked, save_asked;
-    uint64_t step_deadline_ms;  /* learned */
-    uint64_t since_progress_ms; /* since a step was last finished */
-    struct core_times last;     /* newest recovery */
+    char save_failed_text[WIRE_TEXT_MAX]; /* why the newest save that failed did */
+    uint64_t step_deadline_ms;            /* learned */
+    uint64_t since_progress_ms;           /* since a step was last finished */
+    struct core_times last;               /* newest recovery */
     uint64_t recoveries, kills, saves_committed, saves_failed, saves_skipped, steps_lost;
     uint32_t digest_known; /* of `digest_step` over all members */
     uint64_t digest_step;

@@ -130,6 +130,10 @@ static void directive_saves(const struct core_leader *l, uint32_t node, struct w
             memcpy(save->arenas, &s->save.arenas[part->first],
                    part->arena_count * sizeof(*save->arenas));
         }
+        if (s->save.state == WIRE_SAVE_WRITE && part->pick.extent_count) {
+            int rc = bl_extent_list_copy(&save->pick, &part->pick);
+            BL_ASSERT(rc == 0);
+        }
         if (s->save.state == WIRE_SAVE_VERIFIED) {
             save->line_end_count = l->record.line_end_count;
             save->line_ends = core_alloc(save->line_end_count, sizeof(*save->line_ends));

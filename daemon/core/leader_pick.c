@@ -369,6 +369,30 @@ void leader_pick_close(struct leader_pick *pick)
     memset(pick, 0, sizeof(*pick));
 }
 
+/* Further copies of what was chosen, on other nodes: the same extents with the same bytes. Both
+ * lists are in the order of keys. */
+static void pick_twins(const struct pick_copy *copies, uint32_t count, int pinned_only,
+                       const struct pick_copy *const *chosen, uint32_t kept, struct leader_set *ret)
+{
+    ret->twins = core_alloc(count, sizeof(*ret->twins));
+    ret->twin_nodes = core_alloc(count, sizeof(*ret->twin_nodes));
+    for (uint32_t i = 0, c = 0; i < count && c < kept; i++) {
+        while (c < kept && chosen[c]->key < copies[i].key) {
+            c++;
+        }
+        if (c == kept || chosen[c]->key != copies[i].key || chosen[c] == &copies[i]) {
+            continue;
+        }
+        const struct wire_slot_info *own = &chosen[c]->arena->slots[chosen[c]->slot];
+        const struct wire_slot_info *slot = &copies[i].arena->slots[copies[i].slot];
+        if (copies[i].node != chosen[c]->node && (!pinned_only || slot->pinned) &&
+            bl_state_digest_equal(&own->digest, &slot->digest)) {
+            ret->twins[ret->twin_count] = copies[i].arena->arena;
+            ret->twin_nodes[ret->twin_count++] = copies[i].node;
+        }
+    }
+}
+
 int leader_set_find(const struct core_leader *l, uint64_t step, int pinned_only,
                     struct leader_set *ret)
 {
@@ -392,6 +416,7 @@ int leader_set_find(const struct core_leader *l, uint64_t step, int pinned_only,
             ret->generation =
                 chosen[i]->generation > ret->generation ? chosen[i]->generation : ret->generation;
         }
+        pick_twins(copies, count, pinned_only, chosen, kept, ret);
     }
     free(chosen);
     free(copies);
@@ -402,6 +427,8 @@ void leader_set_close(struct leader_set *set)
 {
     free(set->arenas);
     free(set->nodes);
+    free(set->twins);
+    free(set->twin_nodes);
     memset(set, 0, sizeof(*set));
 }
 

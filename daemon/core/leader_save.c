@@ -31,6 +31,7 @@ static void save_close(struct leader_save *s)
 {
     for (uint32_t i = 0; i < s->part_count; i++) {
         free(s->parts[i].part_json);
+        bl_extent_list_close(&s->parts[i].pick);
     }
     free(s->parts);
     wire_save_close(&s->save);
@@ -121,6 +122,12 @@ static void save_asked_end(struct core_leader *l)
     if (l->save_asked && l->save_asked_done) {
         l->save_asked = 0;
         l->save_asked_done = 0;
+    } else if (l->save_asked && l->save_asked_tries >= LEADER_SAVE_TRIES * l->config.root_count) {
+        l->save_asked = 0; /* a disk that is full stays full: whoever asked hears of it */
+        struct core_event *e = leader_event(l, CORE_EVENT_SAVE_GIVEN_UP);
+        e->step = l->save_asked_step;
+        e->count = l->save_asked_tries;
+        memcpy(e->text, l->save_failed_text, sizeof(e->text));
     }
 }
 
@@ -132,13 +139,14 @@ static void save_end(struct core_leader *l, struct leader_save *s, enum wire_sav
     save_asked_end(l);
 }
 
-static void save_failed(struct core_leader *l, struct leader_save *s, const char *text)
+void leader_save_fail(struct core_leader *l, struct leader_save *s, const char *text)
 {
     struct leader_root *root = &l->roots[s->save.root];
 
     if (s->save.apart) {
         root->cancelled = s->save.attempt; /* the nodes drop it: it can never be committed */
     } else if (s->stage == LEADER_SAVE_COMMITTING) {
+        root->doubted = s->save.attempt;
         l->scan_done = 0; /* it may be there all the same: leader_roots_settle looks */
         l->scan_again = l->scan_pending;
     }
@@ -152,6 +160,8 @@ static void save_failed(struct core_leader *l, struct leader_save *s, const char
     } else {
         snprintf(e->text, sizeof(e->text), "%s", text);
     }
+    memcpy(l->save_failed_text, e->text, sizeof(l->save_failed_text));
+    l->save_asked_tries += l->save_asked && s->save.step >= l->save_asked_step;
     /* Else training is not held: the next save tries again. */
     root->tries += l->ended && s->save.step == l->end_step;
     save_end(l, s, WIRE_SAVE_CANCELLED);
@@ -229,117 +239,6 @@ void leader_saves_void(struct core_leader *l, uint64_t step)
 
 /* ---- progress ---- */
 
-/* Does the node still hold what it is to write? A machine that came back does not. */
-static int part_has_arenas(const struct core_leader *l, const struct leader_save *s,
-                           const struct leader_part *part)
-{
-    for (uint32_t i = 0; i < part->arena_count; i++) {
-        if (!leader_arena_find(l, part->node, s->save.arenas[part->first + i])) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-static void part_written(struct leader_part *part, const struct wire_save *said)
-{
-    if (said->state == WIRE_SAVE_WRITTEN && !part->written) {
-        part->written = 1;
-        part->bytes = said->bytes;
-        part->part_json = strdup(said->part_json ? said->part_json : "{}");
-        BL_ASSERT(part->part_json);
-    }
-}
-
-/* A node cannot name or read back what it has of a committed one: said as the root's damage is. */
-static void part_unwell(struct core_leader *l, struct leader_save *s, uint32_t node,
-                        const struct wire_save *said)
-{
-    char text[WIRE_TEXT_MAX];
-    int rc = said->state == WIRE_SAVE_DAMAGED ? BL_EDIGEST : -EIO;
-
-    snprintf(text, sizeof(text), "node %.48s: %.180s", l->nodes[node].name, said->text);
-    core_leader_on_verified(l, s->save.root, s->save.step, s->save.dir, rc, text,
-                            l->now_ms - s->started_ms, l->now_ms);
-    leader_save_forget(l, s);
-}
-
-/* All have read back what they have? Then older ones may go. */
-static void save_verified(struct core_leader *l, struct leader_save *s)
-{
-    for (uint32_t i = 0; i < s->part_count; i++) {
-        if (!s->parts[i].verified) {
-            return;
-        }
-    }
-    s->save.state = WIRE_SAVE_VERIFIED;
-    leader_save_dirty(l, s);
-    core_leader_on_verified(l, s->save.root, s->save.step, s->save.dir, 0, "",
-                            l->now_ms - s->started_ms, l->now_ms);
-}
-
-/* What a node says of a save that is committed and lies on several nodes. 1: it was forgotten. */
-static int save_after_report(struct core_leader *l, struct leader_save *s, uint32_t node,
-                             struct leader_part *part, const struct wire_save *said)
-{
-    if (said->state == WIRE_SAVE_FAILED || said->state == WIRE_SAVE_DAMAGED) {
-        part_unwell(l, s, node, said);
-        return 1;
-    }
-    part->published |= said->state == WIRE_SAVE_PUBLISHED || said->state == WIRE_SAVE_VERIFIED;
-    part->verified |= said->state == WIRE_SAVE_VERIFIED;
-    if (part->verified && !s->is_found) {
-        save_verified(l, s);
-    }
-    int is_over = (int)s->is_found; /* its name was all that was wanted; a scan sees it */
-    for (uint32_t i = 0; is_over && i < s->part_count; i++) {
-        is_over = (int)s->parts[i].published;
-    }
-    if (is_over) {
-        leader_save_forget(l, s);
-    }
-    return is_over;
-}
-
-/* 1: it was forgotten. */
-static int save_part_report(struct core_leader *l, struct leader_save *s, uint32_t node,
-                            struct leader_part *part, const struct wire_save *said)
-{
-    if (s->stage == LEADER_SAVE_ENDED) {
-        return s->save.state == WIRE_SAVE_COMMITTED && s->save.apart &&
-               save_after_report(l, s, node, part, said);
-    }
-    if (said->state == WIRE_SAVE_FAILED &&
-        (s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_PREPARING)) {
-        save_failed(l, s, said->text);
-    } else if (s->stage == LEADER_SAVE_WRITING) {
-        part_written(part, said);
-    } else if (s->stage == LEADER_SAVE_PREPARING) {
-        part->prepared |= said->state == WIRE_SAVE_PREPARED;
-    }
-    return 0;
-}
-
-void leader_saves_report(struct core_leader *l, uint32_t node)
-{
-    const struct wire_report *report = &l->nodes[node].report;
-
-    for (uint32_t i = l->save_count; i-- > 0;) {
-        struct leader_save *s = &l->saves[i];
-        struct leader_part *part = leader_part_find(s, node);
-        if (part && s->stage == LEADER_SAVE_WRITING && !part->written &&
-            !part_has_arenas(l, s, part)) {
-            save_failed(l, s, "a node lost the memory that it was to write");
-        }
-        int is_gone = part == NULL;
-        for (uint32_t k = 0; !is_gone && k < report->save_count; k++) {
-            if (report->saves[k].attempt == s->save.attempt) {
-                is_gone = save_part_report(l, s, node, part, &report->saves[k]);
-            }
-        }
-    }
-}
-
 static void save_commit(struct core_leader *l, struct leader_save *s)
 {
     s->stage = LEADER_SAVE_COMMITTING;
@@ -409,7 +308,7 @@ void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc,
             continue;
         }
         if (rc < 0) {
-            save_failed(l, s, text ? text : "");
+            leader_save_fail(l, s, text ? text : "");
         } else {
             s->manifest_digest = manifest_digest;
             s->stage = s->save.apart ? LEADER_SAVE_PREPARING : LEADER_SAVE_RECORDING;
@@ -421,9 +320,42 @@ void core_leader_on_commit_done(struct core_leader *l, uint64_t attempt, int rc,
     }
 }
 
+/* A scan found what counted as failed: its commit had been made, and only the answer was lost. */
+static void save_settled(struct core_leader *l)
+{
+    struct leader_root *root = &l->roots[l->change_root];
+    const struct wire_record_root *r = &l->record.roots[l->change_root];
+
+    if (!root->doubted) {
+        return;
+    }
+    root->doubted = 0;
+    root->failed--;
+    root->failing = 0;
+    root->committed++;
+    l->saves_failed--;
+    l->saves_committed++;
+    l->save_asked_tries -= l->save_asked_tries > 0;
+    l->save_asked_done |= l->save_asked && r->committed_step >= l->save_asked_step;
+    struct core_event *e = leader_event(l, CORE_EVENT_SAVE_COMMITTED);
+    e->step = r->committed_step;
+    snprintf(e->text, sizeof(e->text), "%.100s/%.100s (its answer was lost)", root->path,
+             r->committed_dir);
+    save_asked_end(l);
+}
+
 void leader_saves_stored(struct core_leader *l, enum leader_change change)
 {
     struct leader_save *s = leader_save_of(l, l->change_root);
+    int is_ours = s && s->stage == LEADER_SAVE_RECORDING;
+
+    if (change == LEADER_COMMITTED && !is_ours) {
+        save_settled(l);
+        return;
+    }
+    if (change == LEADER_COMMIT_FAILED) {
+        l->roots[l->change_root].doubted = 0;
+    }
     if (s && change == LEADER_COMMITTING && s->stage == LEADER_SAVE_STORING) {
         save_commit(l, s);
     } else if (s && change == LEADER_COMMITTED && s->stage == LEADER_SAVE_RECORDING) {
@@ -496,7 +428,7 @@ static void save_step(struct core_leader *l, struct leader_save *s)
 {
     if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_PREPARING) &&
         save_lacks_node(l, s)) {
-        save_failed(l, s, "a node was lost before its part was safe");
+        leader_save_fail(l, s, "a node was lost before its part was safe");
         return;
     }
     if (s->stage == LEADER_SAVE_WRITING) {
@@ -523,7 +455,7 @@ static void save_step(struct core_leader *l, struct leader_save *s)
     if ((s->stage == LEADER_SAVE_WRITING || s->stage == LEADER_SAVE_COMMITTING ||
          s->stage == LEADER_SAVE_PREPARING) &&
         l->now_ms - s->started_ms >= l->config.deadlines.save) {
-        save_failed(l, s, "not done within its deadline");
+        leader_save_fail(l, s, "not done within its deadline");
     }
 }
 

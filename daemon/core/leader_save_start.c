@@ -12,6 +12,9 @@
  */
 #include "daemon/core/leader_state.h"
 
+#include "base/share.h"
+
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,16 +173,18 @@ static int part_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* A part for each node that has arenas of the set, and the save's arenas by node. */
-static void save_parts(const struct core_leader *l, struct leader_save *s,
-                       const struct leader_set *set)
+/* A part for each node that has arenas of these, and the save's arenas by node. */
+static void save_parts(const struct core_leader *l, struct leader_save *s, const uint64_t *arenas,
+                       const uint32_t *nodes, uint32_t count)
 {
     uint32_t *counts = core_alloc(l->node_count + 1, sizeof(*counts)); /* then: where they begin */
 
-    for (uint32_t i = 0; i < set->arena_count; i++) {
-        counts[set->nodes[i] + 1]++;
+    for (uint32_t i = 0; i < count; i++) {
+        counts[nodes[i] + 1]++;
     }
-    s->parts = core_alloc(set->arena_count + 1, sizeof(*s->parts)); /* one more: the head's */
+    s->save.arenas = core_alloc(count, sizeof(*s->save.arenas));
+    s->save.arena_count = count;
+    s->parts = core_alloc(count + 1, sizeof(*s->parts)); /* one more: the head's */
     for (uint32_t n = 0; n < l->node_count; n++) {
         if (counts[n + 1]) {
             s->parts[s->part_count++] =
@@ -187,10 +192,67 @@ static void save_parts(const struct core_leader *l, struct leader_save *s,
         }
         counts[n + 1] += counts[n];
     }
-    for (uint32_t i = 0; i < set->arena_count; i++) {
-        s->save.arenas[counts[set->nodes[i]]++] = set->arenas[i];
+    for (uint32_t i = 0; i < count; i++) {
+        s->save.arenas[counts[nodes[i]]++] = arenas[i];
     }
     free(counts);
+}
+
+/* Gives each part what it is to write of what several hold. Parts with nothing to write go. */
+static int parts_share(const struct core_leader *l, struct leader_save *s)
+{
+    struct bl_holding *holdings = core_alloc(s->save.arena_count, sizeof(*holdings));
+    struct bl_extent_list *shares = core_alloc(s->part_count, sizeof(*shares));
+    uint32_t count = 0, kept = 0;
+    int rc = 0;
+
+    for (uint32_t p = 0; p < s->part_count; p++) {
+        const struct leader_part *part = &s->parts[p];
+        for (uint32_t i = 0; i < part->arena_count; i++) {
+            const struct wire_arena_info *arena =
+                leader_arena_find(l, part->node, s->save.arenas[part->first + i]);
+            holdings[count++] = (struct bl_holding){p, arena ? &arena->extents : NULL};
+            rc = arena ? rc : -ENOENT;
+        }
+    }
+    rc = rc < 0 ? rc : bl_share_make(shares, s->part_count, holdings, count, NULL);
+    for (uint32_t p = 0; rc == 0 && p < s->part_count; p++) {
+        if (shares[p].extent_count == 0) {
+            bl_extent_list_close(&shares[p]);
+            continue;
+        }
+        s->parts[kept] = s->parts[p];
+        s->parts[kept++].pick = shares[p];
+    }
+    s->part_count = rc == 0 ? kept : s->part_count;
+    free(shares);
+    free(holdings);
+    return rc;
+}
+
+/* Where replicas hold the same (ZeRO 0), each byte is written once, by some node that holds it. */
+static void save_share(const struct core_leader *l, struct leader_save *s,
+                       const struct leader_set *set)
+{
+    uint32_t count = set->arena_count + set->twin_count;
+    uint64_t *arenas = core_alloc(count, sizeof(*arenas));
+    uint32_t *nodes = core_alloc(count, sizeof(*nodes));
+
+    memcpy(arenas, set->arenas, set->arena_count * sizeof(*arenas));
+    memcpy(nodes, set->nodes, set->arena_count * sizeof(*nodes));
+    if (set->twin_count) {
+        memcpy(&arenas[set->arena_count], set->twins, set->twin_count * sizeof(*arenas));
+        memcpy(&nodes[set->arena_count], set->twin_nodes, set->twin_count * sizeof(*nodes));
+    }
+    save_parts(l, s, arenas, nodes, count);
+    if (set->twin_count && parts_share(l, s) < 0) { /* without sharing it is as good */
+        free(s->parts);
+        free(s->save.arenas);
+        s->part_count = 0;
+        save_parts(l, s, arenas, nodes, set->arena_count);
+    }
+    free(arenas);
+    free(nodes);
 }
 
 /* Do its parts lie on nodes that have the root for themselves, and not on the head alone? Then the
@@ -224,12 +286,10 @@ static void save_start(struct core_leader *l, uint32_t root, uint64_t step,
                                  .generation = set->generation,
                                  .line = l->record.line,
                                  .root = root,
-                                 .state = WIRE_SAVE_WRITE,
-                                 .arena_count = set->arena_count};
-    s->save.arenas = core_alloc(set->arena_count, sizeof(*s->save.arenas));
+                                 .state = WIRE_SAVE_WRITE};
     snprintf(s->save.dir, sizeof(s->save.dir), "step-%012" PRIu64 ".g%" PRIu64, step,
              set->generation);
-    save_parts(l, s, set);
+    save_share(l, s, set);
     save_spread(l, s);
     leader_save_dirty(l, s);
     struct core_event *e = leader_event(l, CORE_EVENT_SAVE_STARTED);

@@ -14,6 +14,8 @@ struct leader_part {
     uint32_t written, prepared, published, verified;
     uint64_t bytes;  /* on disk */
     char *part_json; /* owned */
+    struct bl_extent_list
+        pick; /* owned; of what others hold too, what this node writes; empty: all */
 };
 
 struct leader_save {
@@ -41,6 +43,7 @@ struct leader_root {     /* of the job; its index is the record's too */
     uint64_t every;      /* as the job says */
     uint32_t apart;      /* each node has it for itself */
     uint64_t cancelled;  /* attempt of the newest save there that nodes were told to drop */
+    uint64_t doubted;    /* attempt whose commit had no answer, and counts as failed; 0 none */
     uint32_t incomplete; /* apart: the newest committed one was not whole at the newest scan */
     char lacks[WIRE_TEXT_MAX]; /* what it lacks */
     uint64_t interval;         /* steps between saves in force; 0: on request and at the end */
@@ -61,7 +64,7 @@ struct leader_pick;
 struct leader_set;
 enum leader_change;
 
-/* leader_save.c */
+/* leader_save.c, leader_save_parts.c */
 void leader_saves_step(struct core_leader *l);
 void leader_saves_report(struct core_leader *l, uint32_t node);
 /* A plan resumed at `step`: saves of later steps are void. */
@@ -79,6 +82,8 @@ void leader_saves_unstored(struct core_leader *l, enum leader_change change);
 /* Step of a commit that nothing can stop any more, or 0: a plan below it waits for it. */
 uint64_t leader_saves_committing(const struct core_leader *l);
 void leader_saves_close(struct core_leader *l);
+/* It ends without a checkpoint; `text` says why. */
+void leader_save_fail(struct core_leader *l, struct leader_save *s, const char *text);
 /* Its nodes are not told of it any more. */
 void leader_save_forget(struct core_leader *l, struct leader_save *s);
 void leader_save_dirty(struct core_leader *l, const struct leader_save *s);

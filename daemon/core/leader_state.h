@@ -181,6 +181,8 @@ struct core_leader {
     uint32_t stop_flags;  /* seen at the end */
     uint32_t stop_asked, save_asked, save_asked_done; /* done: one root has it */
     uint64_t save_asked_step;
+    uint32_t save_asked_tries;            /* of it that failed */
+    char save_failed_text[WIRE_TEXT_MAX]; /* of the newest save that failed */
     uint64_t request_id, request_generation, request_ms;
     uint32_t request_flags;
     struct leader_crash crash;
@@ -225,6 +227,9 @@ struct leader_set {
     uint32_t *nodes; /* owned; index of the node of each arena */
     struct bl_state_digest digest;
     uint64_t generation, elems;
+    uint64_t *twins; /* owned: arenas on other nodes that hold the very same as one of the set */
+    uint32_t *twin_nodes; /* owned */
+    uint32_t twin_count;
 };
 
 static inline int leader_has_rule(const struct core_leader *l, enum wire_rule rule)

@@ -133,6 +133,7 @@ void core_leader_status(const struct core_leader *l, struct core_status *ret, ui
     }
     ret->stop_asked = l->stop_asked;
     ret->save_asked = l->save_asked;
+    memcpy(ret->save_failed_text, l->save_failed_text, sizeof(ret->save_failed_text));
     ret->step_deadline_ms = leader_step_deadline(l);
     ret->since_progress_ms = is_running ? now_ms - l->step_ms : now_ms - l->phase_ms;
     ret->last = l->times;

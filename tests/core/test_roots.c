@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saves to several roots: their own pace, their own faults. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -281,6 +282,67 @@ static void test_save_on_request_goes_to_all_roots(void **state)
     cluster_close(&c);
 }
 
+static uint64_t picked(const struct cluster *c, uint32_t node)
+{
+    const struct wire_directive *directive = &c->nodes[node].directive;
+    uint64_t elems = 0;
+
+    assert_int_equal(directive->save_count, 1);
+    for (uint32_t i = 0; i < directive->saves[0].pick.extent_count; i++) {
+        elems += bl_extent_elems(&directive->saves[0].pick.extents[i]);
+    }
+    return elems;
+}
+
+/* ZeRO 0: both nodes hold all of it. */
+static void test_equal_replicas_write_half_each(void **state)
+{
+    struct cluster c;
+    (void)state;
+    cluster_init(&c, 2, 2, 1);
+    c.config.root_count = 1;
+    c.config.roots = two_roots;
+    c.whole_replicas = 1;
+    c.elems = 4u << 20;
+    cluster_pass(&c, 300);
+    c.held_roots = 1u << LOCAL;
+    roots_step(&c);
+    assert_int_equal(picked(&c, 0) + picked(&c, 1), c.elems);
+    assert_in_range(picked(&c, 0), c.elems * 45 / 100, c.elems * 55 / 100);
+    c.held_roots = 0;
+    cluster_pass(&c, 500);
+    assert_int_equal(cluster_root_status(&c, LOCAL).committed_step, 1);
+    cluster_close(&c);
+}
+
+static void test_request_that_fails_again_and_again_is_given_up(void **state)
+{
+    struct cluster c;
+    struct core_status status;
+    (void)state;
+    roots_init(&c);
+    c.commit_rc = -ENOSPC;
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_SAVE, c.now), 0);
+    for (int i = 0; i < 40; i++) {
+        roots_step(&c);
+        cluster_pass(&c, 500);
+    }
+    assert_int_equal(c.events[CORE_EVENT_SAVE_GIVEN_UP], 1);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.save_asked, 0);
+    assert_true(status.save_failed_text[0] != 0);
+    core_status_close(&status);
+    c.commit_rc = 0;
+    assert_int_equal(core_leader_on_request(c.leader, CORE_REQUEST_SAVE, c.now), 0);
+    roots_step(&c);
+    cluster_pass(&c, 500);
+    core_leader_status(c.leader, &status, c.now);
+    assert_int_equal(status.save_asked, 0);
+    assert_true(status.saves_committed > 0);
+    core_status_close(&status);
+    cluster_close(&c);
+}
+
 static void test_interval_is_chosen_from_what_is_measured(void **state)
 {
     static const struct core_root roots[] = {{"/local", CORE_EVERY_AUTO, 0}};
@@ -317,6 +379,8 @@ int main(void)
         cmocka_unit_test(test_end_waits_for_stuck_roots_when_none_has_it),
         cmocka_unit_test(test_end_goes_to_all_roots),
         cmocka_unit_test(test_save_on_request_goes_to_all_roots),
+        cmocka_unit_test(test_equal_replicas_write_half_each),
+        cmocka_unit_test(test_request_that_fails_again_and_again_is_given_up),
         cmocka_unit_test(test_end_does_not_wait_for_a_root_that_gives_errors),
         cmocka_unit_test(test_commit_without_an_answer_is_looked_for_rarely),
         cmocka_unit_test(test_commit_while_roots_are_scanned_is_not_forgotten),
