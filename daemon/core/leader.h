@@ -118,8 +118,9 @@ struct core_commit { /* what COMMIT writes */
     const char *root_path, *dir; /* views */
     struct bl_state_digest digest;
     uint64_t state_elems, function_id;
-    uint32_t world; /* ranks at the step */
-    uint32_t apart; /* parts lie on their nodes */
+    uint32_t world;      /* ranks at the step */
+    uint32_t dp, tp, pp; /* their layout */
+    uint32_t apart;      /* parts lie on their nodes */
     uint32_t part_count;
     struct core_commit_part *parts; /* owned by the caller after the call: free() */
     uint32_t line_end_count;

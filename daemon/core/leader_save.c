@@ -493,6 +493,9 @@ int core_leader_commit(const struct core_leader *l, uint64_t attempt, struct cor
                                 .state_elems = l->record.state_elems,
                                 .function_id = l->record.function_id,
                                 .world = s->world,
+                                .dp = s->layout.dp,
+                                .tp = s->layout.tp,
+                                .pp = s->layout.pp,
                                 .apart = s->save.apart,
                                 .line_end_count = l->record.line_end_count,
                                 .line_ends = l->record.line_ends};

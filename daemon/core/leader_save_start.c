@@ -281,6 +281,7 @@ static void save_start(struct core_leader *l, uint32_t root, uint64_t step,
     s->digest = set->digest;
     s->raw_bytes = set_bytes(l, set);
     s->world = l->record.plan.world ? l->record.plan.world : set->arena_count;
+    s->layout = l->record.plan.world ? leader_plan_layout(l) : l->shape;
     s->save = (struct wire_save){.attempt = leader_random(l),
                                  .step = step,
                                  .generation = set->generation,

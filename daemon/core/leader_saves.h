@@ -4,6 +4,7 @@
 #define CORE_LEADER_SAVES_H
 
 #include "daemon/core/leader.h"
+#include "daemon/core/leader_layout.h"
 
 #define LEADER_SAVE_TRIES 3 /* of a run's last save, on each root */
 
@@ -23,8 +24,9 @@ struct leader_save {
     uint64_t started_ms;
     struct bl_state_digest digest;
     uint32_t world;
-    uint64_t raw_bytes;        /* of the state */
-    struct leader_part *parts; /* owned; by node */
+    struct leader_layout layout; /* of them */
+    uint64_t raw_bytes;          /* of the state */
+    struct leader_part *parts;   /* owned; by node */
     uint32_t part_count;
     enum {
         LEADER_SAVE_WRITING,

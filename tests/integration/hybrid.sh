@@ -201,6 +201,10 @@ case_recut() {
     it_wait 10 "an event that says from which layout to which" \
         it_event RESHAPED '(.fields.text | test("pp 3 -> dp 1 x tp 1 x pp 2"))'
     hybrid_end
+    local said
+    said=$("$CL_BIN/ckpt-tool" ls --json "$CL_DIR/checkpoints" |
+        jq -r '[.. | objects | select(.layout? and .step?)] | max_by(.step) | .layout | "\(.dp) \(.tp) \(.pp)"')
+    [ "$said" = "1 1 2" ] || it_fail "the newest checkpoint says that it is of dp, tp, pp $said"
 }
 case_recut_and_regrown() {
     STEPS_MORE=250
