@@ -165,6 +165,7 @@ static int resume_check(struct submit *submit, struct bl_errmsg *msg)
         return BL_ECONFIG;
     }
     uint64_t was = bl_job_function_digest(old), is = bl_job_function_digest(submit->job);
+    const char *differs = bl_job_frozen_difference(old, submit->job);
 
     free(old);
     if (submit->record.phase != WIRE_PHASE_DONE) {
@@ -176,9 +177,10 @@ static int resume_check(struct submit *submit, struct bl_errmsg *msg)
     }
     if (was != is) {
         return bl_err(msg, BL_ECONFIG,
-                      "%s holds run %016llx with another model, data or train section: its weights "
-                      "would not be what this file describes; use another run_dir",
-                      submit->job->run_dir, (unsigned long long)submit->run);
+                      "%s holds run %016llx with another job, %s differs: its weights would not be "
+                      "what this file describes; use another run_dir",
+                      submit->job->run_dir, (unsigned long long)submit->run,
+                      differs ? differs : "something");
     }
     return 0;
 }

@@ -334,7 +334,7 @@ case_run_dir_of_another_run() {
     cl_run "$JOB_FILE"
     it_wait 10 "the refusal" it_run_ended
     case $(cl_run_code) in 2 | 3) ;; *) it_fail "belay run left with $(cl_run_code)" ;; esac
-    grep -q "another model" "$CL_DIR/run.log" || it_fail "the refusal does not say what differs"
+    grep -q "model.dim differs" "$CL_DIR/run.log" || it_fail "the refusal does not say what differs"
     it_nothing_runs || it_fail "something was started"
 }
 

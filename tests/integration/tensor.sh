@@ -49,6 +49,13 @@ case_stop_and_resume_on_one_replica() {
     say "$at" >"$IT_DIR/ours"
     say "$CL_DIR/again" >"$IT_DIR/theirs"
     cmp "$IT_DIR/ours" "$IT_DIR/theirs" || it_fail "the exported weights say something else"
+    LAYOUT='{tp: 1}'
+    it_job 2
+    if it_belay run "$JOB_FILE" >"$IT_DIR/out.log" 2>&1; then
+        it_fail "a run of two slices went on as one"
+    fi
+    grep -q 'layout.tp' "$IT_DIR/out.log" || it_fail "another tp is not refused by name"
+    LAYOUT='{tp: 2}'
     it_job 2
     cl_run "$JOB_FILE"
     it_end
