@@ -63,6 +63,26 @@ static int stand_in_check(const struct ckpt_place *places, const struct ckpt_cop
     return 0;
 }
 
+/* Opens a place, its store too. */
+static int reader_copy_open(struct ckpt_reader *reader, uint32_t c, bool tolerant,
+                            const struct ckpt_manifest *like, struct bl_errmsg *msg)
+{
+    struct ckpt_copy *copy = &reader->copies[c];
+    struct ckpt_place place = copy->place;
+
+    if (place.store == NULL) {
+        int rc = reader->config.open == NULL
+                     ? bl_err(msg, BL_ENOSTATE, "%s: no store", place.dir)
+                     : reader->config.open(reader->config.arg, c, &place.store, msg);
+
+        copy->place = place;
+        if (rc < 0) {
+            return rc;
+        }
+    }
+    return ckpt_copy_open(copy, &place, tolerant, like, msg);
+}
+
 /* Opens the first place that has a good manifest. */
 static int reader_open_first(struct ckpt_reader *reader, const struct ckpt_place *places,
                              struct bl_errmsg *msg)
@@ -73,13 +93,14 @@ static int reader_open_first(struct ckpt_reader *reader, const struct ckpt_place
     for (uint32_t c = 0; c < reader->count; c++) {
         struct ckpt_copy *copy = &reader->copies[c];
         struct bl_errmsg why = {0};
-        int tried = ckpt_copy_open(copy, &places[c], reader->count > 1, NULL, &why);
+        int tried = reader_copy_open(reader, c, reader->count > 1, NULL, &why);
 
         tried = tried < 0 || c == 0 ? tried : stand_in_check(places, copy, &why);
         if (tried == 0) {
             reader->first = c;
             for (uint32_t b = 0; b < c; b++) {
-                if (ckpt_path_join(file, places[b].store->path, places[b].dir, CKPT_MANIFEST_FILE,
+                if (places[b].store != NULL &&
+                    ckpt_path_join(file, places[b].store->path, places[b].dir, CKPT_MANIFEST_FILE,
                                    NULL) == 0 &&
                     copy_file(copy, CKPT_MANIFEST_FILE, from) == 0) {
                     tell_healed(reader, file, 0, "manifest", from);
@@ -88,7 +109,10 @@ static int reader_open_first(struct ckpt_reader *reader, const struct ckpt_place
             return 0;
         }
         rc = c == 0 ? bl_err(msg, tried, "%s", why.text) : rc; /* the first place's error counts */
+        struct ckpt_place place = copy->place;
+
         ckpt_copy_close(copy);
+        copy->place = place;
         copy->tried = true;
         if (tried == -ENOMEM) {
             return bl_err(msg, tried, "%s", why.text);
@@ -149,13 +173,14 @@ static int reader_next(struct ckpt_reader *reader, uint32_t copy, uint32_t *ret,
 {
     for (uint32_t c = copy + 1; c < reader->count; c++) {
         struct ckpt_copy *next = &reader->copies[c];
-        struct ckpt_place place = next->place;
         int rc = 0;
 
         if (!next->tried) {
-            rc = ckpt_copy_open(next, &place, true, ckpt_reader_manifest(reader), why);
+            rc = reader_copy_open(reader, c, true, ckpt_reader_manifest(reader), why);
         }
         if (rc < 0) {
+            struct ckpt_place place = next->place;
+
             ckpt_copy_close(next);
             next->place = place;
             next->tried = true;

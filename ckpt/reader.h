@@ -27,7 +27,7 @@
 
 /* One copy of a checkpoint. Borrowed for the reader's life. */
 struct ckpt_place {
-    struct ckpt_store *store;
+    struct ckpt_store *store; /* NULL: config.open gives it once it is needed */
     const char *dir; /* name in the root */
 };
 
@@ -41,6 +41,9 @@ struct ckpt_reader_config {
      */
     void (*healed)(void *arg, const char *file, uint32_t chunk, const char *tensor,
                    const char *from_path);
+    /* NULL, or opens the store of a place after the first that has none: a copy that nobody needs
+     * is not touched, and cannot hang who reads. The store stays the caller's. */
+    int (*open)(void *arg, uint32_t place, struct ckpt_store **ret, struct bl_errmsg *msg);
     void *arg;
     const atomic_int *cancel; /* NULL, or BL_EABORTED soon after it is non-zero */
 };

@@ -53,7 +53,8 @@ void engine_root_fill(const struct run *run, uint32_t index, int create,
 BL_MUST_CHECK int engine_root_path(const char *node, const char *path, char *ret, size_t bytes);
 
 /* Fills a slot of `arena` from disk, from one of the job's roots, or, where its engine here does
- * not answer, from another one that the plan names; `done` as the engine answered. */
+ * not answer, from another one that the plan names; `done` as the engine answered, or with
+ * -ETIMEDOUT when none did. */
 typedef void (*engine_loaded_fn)(void *arg, int rc, const char *text);
 void engine_load(struct run *run, struct arena *arena, const struct wire_disk_load *load,
                  engine_loaded_fn done, void *arg);

@@ -98,9 +98,11 @@ static uint32_t place_next(const struct load *load, const struct run *run)
     return hangs;
 }
 
+/* -ETIMEDOUT: no engine here answers, whatever is on the disk; the leader plans without that
+ * checkpoint when it happens again. */
 static void load_end(struct load *load, int rc, const char *text)
 {
-    load->done(load->arg, rc, text);
+    load->done(load->arg, rc == BL_EABORTED ? -ETIMEDOUT : rc, text);
     bl_extent_list_close(&load->extents);
     free(load);
 }

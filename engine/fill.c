@@ -73,16 +73,15 @@ static int asked_map(struct asked *asked)
                                             (unsigned long long)message->arena);
 }
 
-static void on_healed(void *arg, const char *file, uint32_t chunk, const char *tensor,
-                      const char *from)
+static void tell_healed(struct healed *healed, const char *file, uint32_t chunk, const char *tensor,
+                        const char *from)
 {
-    struct healed *healed = arg;
-
     bl_log(BL_LOG_WARN, "engine", "%s: chunk %u (tensor %s) is damaged, taken from %s", file, chunk,
            tensor, from);
-    if (healed->count++ == 0) {
+    if (healed->count++ == 0 &&
         snprintf(healed->text, sizeof(healed->text), "%s: chunk %u (tensor %s), taken from %s",
-                 file, chunk, tensor, from);
+                 file, chunk, tensor, from) >= (int)sizeof(healed->text)) {
+        memcpy(healed->text + sizeof(healed->text) - 4, "...", 4);
     }
 }
 
@@ -97,32 +96,71 @@ static int place_open(struct ckpt_store **ret, struct engine_peers *peers,
     return engine_root_open_io(ret, &peers->io, &made, msg);
 }
 
-/* Opens the root and those of the copies; one that cannot be opened is passed over. */
-static int places_open(const struct wire_engine_load *message, struct engine_peers *peers,
-                       struct ckpt_place *places, uint32_t *ret_count, struct healed *healed,
-                       struct bl_errmsg *msg)
+/* Where a load reads: the question's root, then its copies, which are opened when they are needed:
+ * one that hangs must not hang what does not need it. */
+struct loading {
+    const struct wire_engine_load *message;
+    struct engine_peers *peers;
+    struct healed *healed;
+    struct ckpt_place places[WIRE_JOB_ROOTS + 1];
+    const struct wire_engine_root *roots[WIRE_JOB_ROOTS + 1];
+    struct ckpt_store *stores[WIRE_JOB_ROOTS + 1]; /* owned; NULL: not opened */
+    uint32_t count;
+};
+
+static void on_healed(void *arg, const char *file, uint32_t chunk, const char *tensor,
+                      const char *from)
 {
-    uint32_t count = 0;
-    int rc = place_open(&places[0].store, peers, &message->root, msg);
+    struct loading *loading = arg;
 
-    places[0].dir = message->dir;
-    count += rc == 0;
-    for (uint32_t i = 0; i < message->copy_count; i++) {
-        struct bl_errmsg why = {0};
-        int tried = place_open(&places[count].store, peers, &message->copies[i].root, &why);
+    tell_healed(loading->healed, file, chunk, tensor, from);
+}
 
-        if (tried < 0) {
-            bl_log(BL_LOG_WARN, "engine", "%s cannot give a copy: %s", message->copies[i].root.path,
-                   why.text);
-            continue;
+static int on_open(void *arg, uint32_t place, struct ckpt_store **ret, struct bl_errmsg *msg)
+{
+    struct loading *loading = arg;
+    struct bl_errmsg why = {0};
+    int rc = 0;
+
+    if (loading->stores[place] == NULL) {
+        rc = place_open(&loading->stores[place], loading->peers, loading->roots[place], &why);
+    }
+    if (rc < 0) {
+        bl_log(BL_LOG_WARN, "engine", "%s cannot give a copy: %s", loading->roots[place]->path,
+               why.text);
+        return bl_err(msg, rc, "%s", why.text);
+    }
+    *ret = loading->stores[place];
+    return 0;
+}
+
+/* The first root that can be opened comes first; those before it are passed over. */
+static int places_fill(struct loading *loading, struct bl_errmsg *msg)
+{
+    const struct wire_engine_load *message = loading->message;
+    struct bl_errmsg why = {0};
+    int first = 0;
+
+    for (uint32_t i = 0; i <= message->copy_count; i++) {
+        struct ckpt_place *place = &loading->places[loading->count];
+        int rc;
+
+        loading->roots[loading->count] = i == 0 ? &message->root : &message->copies[i - 1].root;
+        place->dir = i == 0 ? message->dir : message->copies[i - 1].dir;
+        if (loading->count == 0) {
+            rc = on_open(loading, 0, &place->store, &why);
+            if (rc < 0) {
+                first = i == 0 ? bl_err(msg, rc, "%s", why.text) : first;
+                continue;
+            }
         }
-        places[count++].dir = message->copies[i].dir;
+        loading->count++;
     }
-    if (rc < 0 && count > 0) {
-        on_healed(healed, message->root.path, 0, "all", ckpt_store_path(places[0].store));
+    if (first < 0 && loading->count > 0) {
+        tell_healed(loading->healed, message->root.path, 0, "all",
+                    ckpt_store_path(loading->places[0].store));
     }
-    *ret_count = count;
-    return count > 0 ? 0 : rc;
+    return loading->count > 0 ? 0 : first;
 }
 
 static int load_dests(const struct engine *engine, const struct engine_task *first,
@@ -130,34 +168,36 @@ static int load_dests(const struct engine *engine, const struct engine_task *fir
                       struct ckpt_load_result *result, struct bl_errmsg *msg)
 {
     const struct wire_engine_load *message = first->message;
+    struct loading loading = {.message = message, .healed = healed};
     const struct ckpt_reader_config config = {
         .memory_max = engine_load_bytes(engine->memory_bytes),
         .healed = on_healed,
-        .arg = healed,
+        .open = on_open,
+        .arg = &loading,
         .cancel = &first->cancel,
     };
-    struct ckpt_place places[WIRE_JOB_ROOTS + 1];
     struct ckpt_reader *reader = NULL;
-    struct engine_peers *peers = calloc(1, sizeof(*peers));
-    uint32_t place_count = 0;
-    int rc = peers == NULL ? bl_err_code(msg, -ENOMEM, "load")
-                           : engine_peers_init(peers, &message->peers, message->root.run, msg);
+    int rc;
 
-    rc = rc < 0 ? rc : places_open(message, peers, places, &place_count, healed, msg);
+    loading.peers = calloc(1, sizeof(*loading.peers));
+    rc = loading.peers == NULL
+             ? bl_err_code(msg, -ENOMEM, "load")
+             : engine_peers_init(loading.peers, &message->peers, message->root.run, msg);
+    rc = rc < 0 ? rc : places_fill(&loading, msg);
     if (rc == 0) {
-        rc = ckpt_reader_open(&reader, places, place_count, &config, msg);
+        rc = ckpt_reader_open(&reader, loading.places, loading.count, &config, msg);
     }
     if (rc == 0) {
         rc = ckpt_reader_load(reader, dests, count, result, msg);
     }
     ckpt_reader_close(reader);
-    for (uint32_t i = 0; i < place_count; i++) {
-        ckpt_store_close(places[i].store);
+    for (uint32_t i = 0; i < loading.count; i++) {
+        ckpt_store_close(loading.stores[i]);
     }
-    if (peers != NULL) {
-        engine_peers_close(peers);
+    if (loading.peers != NULL) {
+        engine_peers_close(loading.peers);
     }
-    free(peers);
+    free(loading.peers);
     return rc;
 }
 

@@ -200,7 +200,8 @@ static void watch_failure(struct core_leader *l, const struct leader_proc *p)
     leader_cause(l, 0, "rank %u: %.200s", p->rank, p->report.failed_text);
     l->cause_is_victims = code == BL_EPEER;
     if (l->record.phase != WIRE_PHASE_PLANNED || plan->fresh ||
-        (code != BL_EDIGEST && code != BL_EFORMAT && code != -ENOENT && code != -EIO)) {
+        (code != BL_EDIGEST && code != BL_EFORMAT && code != -ENOENT && code != -EIO &&
+         code != -ETIMEDOUT)) {
         return;
     }
     /* What the plan named could not be loaded: a second time, not from there again. */
@@ -216,8 +217,11 @@ static void watch_failure(struct core_leader *l, const struct leader_proc *p)
         BL_IGNORE(
             bl_err(&why, code, "%s%s%s", named ? "" : plan->disk_dir, named ? "" : ": ", failed),
             "only its text is wanted");
-        leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, why.text);
-    } else if (plan->copy_count && l->bad_step_count < LEADER_BAD_MAX && code != -ENOENT) {
+        if (code != -ETIMEDOUT) { /* its root does not answer there: nothing is known of it */
+            leader_event_proc(l, CORE_EVENT_CHECKPOINT_BAD, p, why.text);
+        }
+    } else if (plan->copy_count && l->bad_step_count < LEADER_BAD_MAX && code != -ENOENT &&
+               code != -ETIMEDOUT) {
         l->bad_steps[l->bad_step_count++] = plan->step;
         leader_event_proc(l, CORE_EVENT_MEMORY_BAD, p, p->report.failed_text);
     }

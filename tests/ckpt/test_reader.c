@@ -436,6 +436,49 @@ static void test_load_takes_no_other_step_for_a_lost_manifest(void **state)
     assert_int_equal(ckpt_reader_open(&reader, places, 2, NULL, NULL), BL_EDIGEST);
 }
 
+static uint32_t opened; /* how often a copy's store was asked for */
+
+static int on_open(void *arg, uint32_t place, struct ckpt_store **ret, struct bl_errmsg *msg)
+{
+    (void)arg;
+    opened++;
+    if (place == 1) {
+        return bl_err(msg, -EIO, "the first copy is away");
+    }
+    *ret = stores[place];
+    return 0;
+}
+
+/* A copy's root is opened when it is needed, and only then: it may hang. */
+static void test_load_touches_no_copy_that_it_does_not_need(void **state)
+{
+    const struct ckpt_place places[] = {{stores[0], DIR}, {NULL, DIR}, {NULL, DIR}};
+    struct told told = {0};
+    const struct ckpt_reader_config config = {.healed = on_healed, .open = on_open, .arg = &told};
+    struct ckpt_reader *reader = NULL;
+    struct ckpt_load_result result;
+    struct bl_errmsg why = {0};
+
+    (void)state;
+    opened = 0;
+    assert_int_equal(ckpt_reader_open(&reader, places, 3, &config, &why), 0);
+    assert_int_equal(load_as(reader, SAMPLE_ROWS, 3, &result, &why), 0);
+    assert_int_equal(opened, 0);
+    ckpt_reader_close(reader);
+    flip(0, part_file(0), 6000);
+    assert_int_equal(ckpt_reader_open(&reader, places, 3, &config, &why), 0);
+    assert_int_equal(load_as(reader, SAMPLE_ROWS, 3, &result, &why), 0);
+    assert_int_equal(load_as(reader, SAMPLE_COLS, 2, &result, &why), 0);
+    assert_int_equal(opened, 2); /* each once */
+    assert_int_equal(told.count, 2);
+    ckpt_reader_close(reader);
+    flip(0, "manifest.json", 100); /* then at once */
+    assert_int_equal(ckpt_reader_open(&reader, places, 3, &config, &why), 0);
+    assert_int_equal(opened, 4);
+    assert_int_equal(load_as(reader, SAMPLE_ROWS, 3, &result, &why), 0);
+    ckpt_reader_close(reader);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_none, teardown)
@@ -445,6 +488,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         TEST(test_reader_opened_once_loads_every_layout),
+        TEST(test_load_touches_no_copy_that_it_does_not_need),
         ZSTD_TEST(test_reader_opened_once_loads_every_layout),
         TEST(test_part_joins_ranges_that_go_on_from_rank_to_rank),
         ZSTD_TEST(test_part_joins_ranges_that_go_on_from_rank_to_rank),

@@ -157,16 +157,11 @@ hang_for_ever() {
     done
 }
 
-# One root hangs on the member only. Its ranks, which have to load from disk, load from the other
-# root, by the first plan.
-case_root_hangs_on_the_member() {
-    two_roots 10 10 2s
-    NODES=2
-    STEPS=200
-    it_begin 4 node0 node1
-    it_wait 20 "a save to both roots" both_saved
-    it_before
+# member_loads: all of the member dies, and is back with the local root hanging on it alone, so that
+# its ranks cannot load from there.
+member_loads() {
     local pids last
+    it_before
     mapfile -t pids < <(it_processes node1)
     last=$(engine_of "$LOCAL" node1)
     kill -KILL "${pids[@]}" 2>/dev/null
@@ -175,13 +170,38 @@ case_root_hangs_on_the_member() {
     hang_for_ever "$LOCAL" node1 "$last" &
     local helper=$!
     IT_FAIL=disk-read:delay_150:0 it_node node1 # so slow that it is stopped before it has answered
-    it_wait 40 "recovery" it_recovered
+    it_wait 60 "recovery" it_recovered
     kill "$helper" 2>/dev/null
     [ "$(it_event_count ENGINE_STUCK ".fields.root == \"$LOCAL\"")" -ge 1 ] || it_fail "no engine hung on the member"
     [ "$(it_event_count LOAD_ELSEWHERE ".fields.root == \"$SHARED\"")" -ge 1 ] ||
         it_fail "nothing was loaded from the other root"
+}
+
+# Both roots have the newest step: loaded from the other one, by the first plan.
+case_root_hangs_on_the_member() {
+    two_roots 100 100 2s
+    NODES=2
+    STEPS=300
+    it_begin 4 node0 node1
+    it_wait 30 "a save to both roots" both_saved
+    member_loads
     it_recoveries 1 1
     it_end 60
+}
+
+# Only the root that hangs there has the newest step: an older one is used, of which the other root
+# has a copy.
+case_root_hangs_on_the_member_with_the_newest() {
+    two_roots 20 50 2s
+    NODES=2
+    STEPS=300
+    it_begin 4 node0 node1
+    it_wait 30 "a newer step in the local root" local_is_ahead
+    member_loads
+    it_end 60
+}
+local_is_ahead() {
+    [ "$(it_status '[.roots[] | .step // 0] | .[0] > .[1] and .[1] > 0')" = true ]
 }
 
 # An engine that ends before it says hello: told of once, and started less and less often.
