@@ -28,7 +28,7 @@
 /* One copy of a checkpoint. Borrowed for the reader's life. */
 struct ckpt_place {
     struct ckpt_store *store; /* NULL: config.open gives it once it is needed */
-    const char *dir; /* name in the root */
+    const char *dir;          /* name in the root */
 };
 
 struct ckpt_reader_config {
