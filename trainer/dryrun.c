@@ -146,17 +146,6 @@ static void subject_close(struct dry_subject *s)
     train_model_free(s->table);
 }
 
-static uint64_t largest_unit(const struct train_model *model)
-{
-    uint32_t count;
-    const struct train_unit *units = train_model_units(model, &count);
-    uint64_t most = 0;
-    for (uint32_t u = 0; u < count; u++) {
-        most = units[u].elems > most ? units[u].elems : most;
-    }
-    return most;
-}
-
 /* Elements that tensor parallel ranks have alike: *ret_out go to the others, the rest comes. */
 static uint64_t alike_elems(const struct dry_subject *s, uint64_t *ret_out)
 {
@@ -202,7 +191,8 @@ static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct b
     }
     int is_fetched = train_place_has_fetch(job, s->grid.pp);
     m[TRAIN_DRY_WEIGHTS] =
-        (is_fetched ? largest_unit(s->table) : train_model_local_elems(s->table)) * sizeof(float);
+        (is_fetched ? train_fetch_elems(s->table, s->grid.dp) : train_model_local_elems(s->table)) *
+        sizeof(float);
     m[TRAIN_DRY_TIED_COPY] = is_fetched ? 0 : train_model_copy_elems(s->table) * sizeof(float);
     m[TRAIN_DRY_SLOTS] = dry->slots * s->shard.slot_bytes;
     m[TRAIN_DRY_GRADIENTS] = train_place_has_rounds(job, s->grid.pp)

@@ -16,7 +16,7 @@
 
 /* Memory of a rank, by what it is for. */
 #define TRAIN_DRY_MEMORY(X)                                                                        \
-    X(WEIGHTS, "weights", "working buffer of the part; ZeRO 3: the unit in use")                   \
+    X(WEIGHTS, "weights", "working buffer of the part; ZeRO 3: the unit in use and the next")      \
     X(TIED_COPY, "tied_copy", "embedding beside a head tied to it on another stage")               \
     X(SLOTS, "slots", "weights and moments that are owned, in every slot")                         \
     X(GRADIENTS, "gradients", "stack of gradients, received slices, tied accumulators")            \
