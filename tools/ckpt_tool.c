@@ -12,7 +12,10 @@
 #include <time.h>
 
 #include "base/json.h"
+#include "ckpt/io_roots.h"
 #include "tools/ckpt_tool_args.h"
+
+#define TOOL_ROOTS_MAX 64u /* of one checkpoint, given together */
 
 static const struct ckpt_tool_verb *const verbs[] = {
     &ckpt_tool_verb_ls,      &ckpt_tool_verb_show,   &ckpt_tool_verb_verify,
@@ -123,9 +126,62 @@ static bool is_checkpoint(const char *path, const char *name)
     return stat(file, &st) == 0;
 }
 
+/* Roots of several nodes, seen as one. They live as long as the program: stores keep them. */
+struct tool_roots {
+    struct ckpt_io_roots io;
+    const char *paths[TOOL_ROOTS_MAX];
+    char *text; /* owned: the paths */
+    struct tool_roots *next;
+};
+static struct tool_roots *all_roots;
+
+/* "A,B,C", where no file of that name is there, without slashes at their ends: the first stays in
+ * `path`, and *ret is what a store on it is given; NULL where there is but one. */
+static int roots_split(char *path, struct ckpt_io **ret)
+{
+    struct tool_roots *roots;
+    struct stat st;
+    uint32_t count = 0;
+    char *rest;
+
+    *ret = NULL;
+    if (strchr(path, ',') == NULL || stat(path, &st) == 0) {
+        return TOOL_GOOD;
+    }
+    roots = calloc(1, sizeof(*roots));
+    if (roots == NULL || (roots->text = strdup(path)) == NULL) {
+        free(roots);
+        return ckpt_tool_fail("out of memory");
+    }
+    roots->next = all_roots;
+    all_roots = roots;
+    for (char *one = strtok_r(roots->text, ",", &rest); one != NULL;
+         one = strtok_r(NULL, ",", &rest)) {
+        size_t bytes = strlen(one);
+
+        while (bytes > 1 && one[bytes - 1] == '/') {
+            one[--bytes] = '\0';
+        }
+        if (count == TOOL_ROOTS_MAX) {
+            return ckpt_tool_fail("more than %u roots", TOOL_ROOTS_MAX);
+        }
+        if (stat(one, &st) < 0) {
+            return ckpt_tool_fail("%s: %s", one, strerror(errno));
+        }
+        roots->paths[count++] = one;
+    }
+    if (count == 0) {
+        return ckpt_tool_fail("%s: no root", path);
+    }
+    strcpy(path, roots->paths[0]);
+    ckpt_io_roots_init(&roots->io, roots->paths, count);
+    *ret = &roots->io.io;
+    return TOOL_GOOD;
+}
+
 struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
 {
-    char root[4096];
+    char root[TOOL_PATHS_BYTES_MAX];
     struct ckpt_store_config config = {.path = root};
     struct ckpt_store *store = NULL;
     struct bl_errmsg why = {0};
@@ -140,6 +196,9 @@ struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX])
         return NULL;
     }
     snprintf(root, sizeof(root), "%.*s", (int)bytes, path);
+    if (roots_split(root, &config.io) != TOOL_GOOD) {
+        return NULL;
+    }
     slash = strrchr(root, '/');
     name = slash == NULL ? root : slash + 1;
     dir[0] = '\0';

@@ -64,6 +64,7 @@ struct ckpt_tool_verb {
 };
 
 #define TOOL_OPTIONS_BYTES_MAX 4096u
+#define TOOL_PATHS_BYTES_MAX   16384u /* of "A,B,C" */
 
 extern const struct ckpt_tool_verb ckpt_tool_verb_ls, ckpt_tool_verb_verify;
 extern const struct ckpt_tool_verb ckpt_tool_verb_reshard, ckpt_tool_verb_prune,
@@ -82,8 +83,9 @@ bool ckpt_tool_parse_count(const char *text, uint64_t *ret);
 
 /* ---- What verbs share ---- */
 
-/* Opens the root that `path` is or lies in, for reading. `dir` becomes the checkpoint's name, or ""
- * when the path is a root. Prints the error and returns NULL when it cannot. */
+/* Opens the root that `path` is or lies in, for reading; of several nodes' roots, "A,B,C", all as
+ * one (only A is listed). `dir` becomes the checkpoint's name, or "" when the path is a root.
+ * Prints the error and returns NULL when it cannot. */
 struct ckpt_store *ckpt_tool_open(const char *path, char dir[CKPT_DIR_MAX]);
 
 /* "ckpt-tool: TEXT" on standard error; TOOL_COULD_NOT. */

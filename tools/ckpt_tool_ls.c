@@ -21,7 +21,8 @@ static const struct ckpt_tool_option table[] = {
 
 static bool is_complete(const struct ckpt_entry *entry)
 {
-    return entry->state == CKPT_GOOD || entry->state == CKPT_FORWARD;
+    return entry->state == CKPT_GOOD || entry->state == CKPT_FORWARD ||
+           entry->state == CKPT_PARTIAL || entry->state == CKPT_PREPARED;
 }
 
 static bool is_shown(const struct ckpt_entry *entry, const struct ls_options *options)
@@ -45,6 +46,7 @@ static json_t *entry_json(const struct ckpt_entry *entry, uint64_t now_s)
                       digest, "manifest_digest", bl_json_new_hex64(entry->manifest_digest), "why",
                       entry->why);
     if (value != NULL && is_complete(entry)) {
+        json_object_set_new(value, "parts_here", json_integer((json_int_t)entry->parts_here));
         json_object_set_new(value, "codec", json_string(entry->codec));
         json_object_set_new(value, "layout", tool_layout_json(&entry->layout));
         json_object_set_new(value, "age_s",
@@ -137,6 +139,13 @@ static void print_entry(const struct ckpt_entry *entry, uint64_t now_s)
                                                                    : ckpt_tool_state(entry->state),
            bl_human_bytes(size, entry->bytes), age_text(age, entry->saved_unix_s, now_s), loss,
            line, parts, entry->codec, layout_text(layout, &entry->layout), entry->dir);
+    if (entry->lacks[0] != '\0') {
+        printf("%12s  %u of %u parts %s here; node %s%s\n", "", entry->parts_here,
+               entry->part_count, entry->parts_here == 1 ? "is" : "are", entry->lacks,
+               entry->state == CKPT_PREPARED
+                   ? " has others, and only the run knows whether it is committed"
+                   : " has others: give the roots of all nodes together, A,B,C");
+    }
 }
 
 static void print_root(const struct ckpt_store *store, const struct ckpt_scan *scan,
@@ -154,6 +163,11 @@ static void print_root(const struct ckpt_store *store, const struct ckpt_scan *s
            ckpt_store_run(store)[0] == '\0' ? "?" : ckpt_store_run(store), ckpt_store_path(store),
            count, count == 1 ? "" : "s", bl_human_bytes(size, bytes),
            ckpt_store_damage(store)[0] == '\0' ? "" : "; ", ckpt_store_damage(store));
+    if (ckpt_store_owner(store)[0] != '\0') {
+        printf(
+            "node %s has this root for itself: checkpoints over several nodes are here in part\n",
+            ckpt_store_owner(store));
+    }
     printf("%12s  %-10s %10s %7s %8s %5s %5s %5s  %-14s  %s\n", "step", "state", "size", "age",
            "loss", "line", "parts", "codec", "layout", "directory");
     for (uint32_t i = 0; i < scan->count; i++) {

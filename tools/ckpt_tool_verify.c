@@ -46,11 +46,12 @@ static void tell(struct verify *verify, const struct ckpt_store *store,
     verify->findings += findings;
     if (verify->call->json) {
         json_array_append_new(
-            verify->list, json_pack("{ss ss sb sb sI si sI sO sf}", "root", root, "dir", one->dir,
-                                    "good", findings == 0, "gone", (int)one->gone, "bytes_read",
-                                    (json_int_t)one->result.bytes_read, "parts",
-                                    (int)one->result.parts, "finding_count", (json_int_t)findings,
-                                    "findings", one->findings, "seconds", seconds));
+            verify->list,
+            json_pack("{ss ss sb sb sI si si sI sO sf}", "root", root, "dir", one->dir, "good",
+                      findings == 0, "gone", (int)one->gone, "bytes_read",
+                      (json_int_t)one->result.bytes_read, "parts", (int)one->result.parts,
+                      "parts_elsewhere", (int)one->result.elsewhere, "finding_count",
+                      (json_int_t)findings, "findings", one->findings, "seconds", seconds));
         return;
     }
     json_array_foreach(one->findings, i, finding)
@@ -66,6 +67,12 @@ static void tell(struct verify *verify, const struct ckpt_store *store,
     }
     if (one->gone) {
         printf("%s: retired meanwhile\n", one->dir);
+    } else if (findings == 0 && one->result.elsewhere > 0) {
+        printf("%s: good as far as it is here: %u of %u parts (%s read in %s%s); the others are on "
+               "other nodes: give the roots of all nodes to see the whole\n",
+               one->dir, one->result.parts - one->result.elsewhere, one->result.parts,
+               bl_human_bytes(size, one->result.bytes_read), bl_human_seconds(took, seconds),
+               verify->options->fast ? ", parts' bytes not looked at" : "");
     } else if (findings == 0) {
         printf("%s: good (%u part%s, %s read in %s%s)\n", one->dir, one->result.parts,
                one->result.parts == 1 ? "" : "s", bl_human_bytes(size, one->result.bytes_read),
@@ -196,6 +203,23 @@ static int verify_root(struct verify *verify, int code)
     return code == TOOL_GOOD ? TOOL_FINDING : code;
 }
 
+/* The roots of several nodes, as one. */
+static struct ckpt_store *open_together(const struct ckpt_tool_call *call, char dir[CKPT_DIR_MAX])
+{
+    char paths[TOOL_PATHS_BYTES_MAX] = "";
+    size_t at = 0;
+
+    for (uint32_t i = 0; i < call->path_count && at < sizeof(paths); i++) {
+        at += (size_t)snprintf(paths + at, sizeof(paths) - at, "%s%s", i > 0 ? "," : "",
+                               call->paths[i]);
+    }
+    if (at >= sizeof(paths)) {
+        ckpt_tool_fail("paths too long");
+        return NULL;
+    }
+    return ckpt_tool_open(paths, dir);
+}
+
 static int run(const struct ckpt_tool_call *call)
 {
     struct verify verify = {.call = call, .options = call->options};
@@ -207,7 +231,7 @@ static int run(const struct ckpt_tool_call *call)
         return ckpt_tool_usage("verify", "--step", "a whole number is wanted");
     }
     tool_cancel_on_signals();
-    verify.store = ckpt_tool_open(call->paths[0], dir);
+    verify.store = open_together(call, dir);
     if (verify.store == NULL) {
         return TOOL_COULD_NOT;
     }
@@ -238,15 +262,18 @@ static int run(const struct ckpt_tool_call *call)
 
 const struct ckpt_tool_verb ckpt_tool_verb_verify = {
     .name = "verify",
-    .paths = "PATH",
+    .paths = "PATH...",
     .paths_min = 1,
-    .paths_max = 1,
+    .paths_max = 64,
     .summary = "reads and compares every byte; of a root, of all in it",
     .text = "Reads every byte of a checkpoint, or of all in a root, and compares digests: of\n"
             "each chunk, of indexes and manifest, of headers against indexes, and of the\n"
             "whole state. It goes on after a finding; each names file, chunk and tensor.\n"
-            "Beside a running job a checkpoint that retention takes away is no finding.",
+            "Beside a running job a checkpoint that retention takes away is no finding.\n"
+            "Roots that nodes have for themselves hold parts: one alone is checked as far as\n"
+            "it goes; several, given together, as the whole. Other verbs take them as A,B,C.",
     .examples = "  ckpt-tool verify /scratch/run7\n"
+                "  ckpt-tool verify /a/run7 /b/run7 /c/run7\n"
                 "  ckpt-tool verify --fast /scratch/run7/step-000000001200.g7\n"
                 "  ckpt-tool verify /scratch/run7 --step 1200 --against /archive/run7\n",
     .options = table,

@@ -44,7 +44,7 @@ check 2 'xyz: unknown verb' "$tool" xyz "$golden/good"
 check 2 'ls: a path is missing' "$tool" ls
 check 2 'a verb is missing' "$tool"
 check 2 '--fst: unknown option' "$tool" verify --fst "$golden/good"
-check 2 'one path is enough' "$tool" verify "$golden/good" "$golden/good"
+check 2 'one path is enough' "$tool" show "$golden/good" "$golden/good"
 check 0 '^run .*bad/part-short' "$tool" ls "$golden/good" "$golden/bad/part-short"
 check 0 'examples' "$tool" --help
 check 0 '^ckpt-tool [0-9]' "$tool" --version

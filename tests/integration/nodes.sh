@@ -159,6 +159,22 @@ case_own_roots_all_die() {
     [ "$(it_event_count GENERATION_PLANNED '.fields.generation > 1 and .fields.step >= 10')" -ge 1 ] ||
         it_fail "the run did not go on from its own roots"
     it_each_step
+    own_tool 'node node0 has this root for itself' ls "$CL_DIR/own-node0"
+    own_tool '1 of 2 parts is here; node node1 has others' ls "$CL_DIR/own-node0"
+    own_tool 'good as far as it is here: 1 of 2 parts' verify "$CL_DIR/own-node1"
+    own_tool 'good \(2 parts' verify "$CL_DIR/own-node0/" "$CL_DIR/own-node1"
+    own_tool ' +good ' ls "$CL_DIR/own-node1,$CL_DIR/own-node0"
+    own_tool '' reshard "$CL_DIR/own-node0,$CL_DIR/own-node1" --out "$CL_DIR/whole" --parts 1
+    own_tool 'the same state as' verify "$CL_DIR/own-node0" "$CL_DIR/own-node1" --step 50 \
+        --against "$CL_DIR/whole"
+    own_tool '' export "$CL_DIR/own-node0,$CL_DIR/own-node1" --to hf --out "$CL_DIR/hf"
+}
+# own_tool PATTERN ARGUMENTS...: ckpt-tool ends well and says that.
+own_tool() {
+    local pattern=$1 out
+    shift
+    out=$("$CL_BIN/ckpt-tool" "$@" 2>&1) || it_fail "ckpt-tool $*: $out"
+    grep -Eq -- "$pattern" <<<"$out" || it_fail "ckpt-tool $*: no '$pattern' in: $out"
 }
 
 # A node's disk is lost: the checkpoints that it had a part of are not whole any more; another root
