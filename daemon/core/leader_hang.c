@@ -62,8 +62,9 @@ struct hang_stage {
 
 struct hang_view {
     uint32_t tp, pp, world;
-    uint64_t step;             /* the oldest that a suspect is in */
-    uint32_t busy;             /* suspects in it that do not wait */
+    int is_load;   /* steps and numbers are of before, or of nothing: they tell nothing */
+    uint64_t step; /* the oldest that a suspect is in */
+    uint32_t busy; /* suspects in it that do not wait */
     struct leader_proc *first; /* one of those */
     struct leader_proc *likely;
     struct hang_stage *stages; /* [pp]; owned */
@@ -81,7 +82,8 @@ static int hang_is_likelier(const struct hang_view *v, const struct leader_proc 
     if (a->beat.waiting != b->beat.waiting) {
         return !a->beat.waiting;
     }
-    if (hang_stage_of(v, a) == hang_stage_of(v, b) && a->beat.collective != b->beat.collective) {
+    if (!v->is_load && hang_stage_of(v, a) == hang_stage_of(v, b) &&
+        a->beat.collective != b->beat.collective) {
         return a->beat.collective < b->beat.collective;
     }
     return a->beat.progress_age_ms > b->beat.progress_age_ms;
@@ -109,6 +111,7 @@ static void hang_look(const struct core_leader *l, int only_unready, struct hang
     *v = (struct hang_view){.tp = layout.tp,
                             .pp = layout.pp,
                             .world = l->record.plan.world,
+                            .is_load = only_unready,
                             .step = UINT64_MAX,
                             .stages = core_alloc(layout.pp, sizeof(*v->stages))};
     for (uint32_t i = 0; i < v->world; i++) {
@@ -117,7 +120,7 @@ static void hang_look(const struct core_leader *l, int only_unready, struct hang
     }
     for (uint32_t i = 0; i < v->world; i++) {
         struct leader_proc *p = hang_suspect(l, i, only_unready);
-        if (!p || p->beat.step != v->step) {
+        if (!p || (p->beat.step != v->step && !v->is_load)) {
             continue;
         }
         struct hang_stage *stage = &v->stages[hang_stage_of(v, p)];
@@ -146,7 +149,7 @@ static struct leader_proc *hang_culprit(const struct hang_view *v)
     if (v->busy == 1) {
         return v->first;
     }
-    for (uint32_t s = 0; s < v->pp; s++) {
+    for (uint32_t s = 0; s < v->pp && !v->is_load; s++) {
         const struct hang_stage *stage = &v->stages[s];
         if (stage->count > 1 && stage->equals == 1 && !stage->last->beat.waiting) {
             culprit = stage->last;

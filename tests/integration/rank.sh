@@ -81,6 +81,7 @@ case_spins() {
     IT_FAIL=before-vote@2:delay_20000:12
     it_begin 3 node0
     it_wait 30 "an event that names the hung rank" it_event RANK_HUNG '.fields.rank == 2'
+    [ "$(it_event_count HANG_UNKNOWN)" = 0 ] || it_fail "it was not seen that the others wait in the vote"
     it_end
     it_recoveries 1 1
     it_lost 1

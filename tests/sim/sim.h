@@ -164,6 +164,7 @@ struct sim_profile { /* chances in 1/1000 unless said */
     uint32_t is_hybrid; /* state is cut into boxes and stages */
     uint32_t same;      /* replicas hold the same (ZeRO 0) */
     uint32_t only_hangs;
+    uint32_t is_tight; /* no room for what a lost node had */
     uint32_t loss, repeat, late;
     uint32_t late_ms;   /* at most */
     uint32_t vote_late; /* votes on top of that, up to two seconds */
@@ -213,6 +214,7 @@ struct sim {
     uint64_t seed, random, now, order;
     uint64_t delay_next; /* of the next message, on top */
     uint32_t rules_off, verbose;
+    uint32_t only_hybrids; /* whose nodes go for long */
     struct sim_profile profile;
     struct sim_event *heap;
     size_t heap_count, heap_capacity;

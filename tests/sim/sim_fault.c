@@ -81,7 +81,8 @@ static void fault_partition(struct sim *sim)
 static void fault_machine(struct sim *sim, struct sim_node *node)
 {
     sim_machine_crash(sim, node);
-    sim_later(sim, 300 + sim_below(sim, sim_chance(sim, 300) ? 15000 : 3000), on_daemon_start,
+    uint32_t often = sim->profile.is_tight ? 800 : 300;
+    sim_later(sim, 300 + sim_below(sim, sim_chance(sim, often) ? 15000 : 3000), on_daemon_start,
               node->index, 0);
 }
 
@@ -149,7 +150,8 @@ static void fault_root(struct sim *sim)
 
 static void on_fault(struct sim *sim, struct sim_event *event)
 {
-    struct sim_node *node = &sim->nodes[sim_below(sim, sim->profile.nodes)];
+    uint32_t first = sim->profile.is_tight; /* those with ranks */
+    struct sim_node *node = &sim->nodes[first + sim_below(sim, sim->profile.nodes - first)];
     uint32_t kind = (uint32_t)event->a;
     struct sim_leader *leader = sim_leader_at(sim, sim->head);
 
@@ -270,7 +272,9 @@ void sim_profile_draw(struct sim *sim, uint32_t ranks, uint32_t nodes)
     }
     p->tp = p->pp = 1;
     p->faults = sim_chance(sim, 100) ? 0 : 1 + (uint32_t)sim_below(sim, 8);
-    if (!ranks && !p->vote_late && p->fault_ms != 3000 && bl_mix64(~sim->seed) % 10 < 4) {
+    int is_plain = ranks || p->vote_late || p->fault_ms == 3000 || bl_mix64(~sim->seed) % 10 >= 4;
+    if (sim->only_hybrids || !is_plain) {
+        p->vote_late = 0;
         sim_hybrid_draw(sim);
     }
     /* No draw: the other seeds stay what they were. */

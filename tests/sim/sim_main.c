@@ -33,7 +33,7 @@ static const struct {
 
 struct main_options {
     uint64_t seed, seeds;
-    uint32_t ranks, nodes, rules_off, verbose, mutations, twice;
+    uint32_t ranks, nodes, rules_off, verbose, mutations, twice, hybrids;
 };
 
 static const char main_help[] =
@@ -46,6 +46,7 @@ static const char main_help[] =
     "  --daemons D       nodes, 2 to 8 (drawn)\n"
     "  --rules-off NAME  switch a rule off; --rules-off list names them\n"
     "  --mutations       each rule off in turn must fail within N seeds\n"
+    "  --hybrids         tensor and pipeline parallel ranks only, whose nodes go for long\n"
     "  --twice           runs each seed twice: all events must be the same\n"
     "  -v                tells all events\n"
     "  --help            this text\n\n"
@@ -60,6 +61,7 @@ static int sim_one(const struct main_options *o, uint64_t seed, struct sim *sim,
     sim->rules_off = o->rules_off;
     sim->verbose = o->verbose;
     sim->log_hash = hash;
+    sim->only_hybrids = o->hybrids;
     sim_profile_draw(sim, o->ranks, o->nodes);
     return sim_run(sim);
 }
@@ -165,6 +167,8 @@ static int main_options_parse(int argc, char **argv, struct main_options *o)
             o->verbose = 1;
         } else if (strcmp(name, "--mutations") == 0) {
             o->mutations = 1;
+        } else if (strcmp(name, "--hybrids") == 0) {
+            o->hybrids = 1;
         } else if (strcmp(name, "--twice") == 0) {
             o->twice = 1;
         } else if (strcmp(name, "--seed") == 0) {

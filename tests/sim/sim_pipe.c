@@ -101,8 +101,18 @@ void sim_hybrid_draw(struct sim *sim)
     p->ranks = dp * p->tp * p->pp;
     p->elems = HYBRID_TENSORS * HYBRID_ROWS * HYBRID_COLUMNS;
     p->same = sim_chance(sim, 400);
-    p->head_ranks = sim_chance(sim, 500) ? p->ranks : 0;
-    if (sim_chance(sim, 250)) { /* who is named must hang: nothing else goes wrong */
+    p->is_tight = sim->only_hybrids || sim_chance(sim, 500);
+    p->head_ranks = !p->is_tight && sim_chance(sim, 500) ? p->ranks : 0;
+    if (p->is_tight && (sim->only_hybrids ||
+                        sim_chance(sim, 600))) { /* nodes go for long: dissolved, cut, grown back */
+        p->kinds = SIM_MACHINE | SIM_KILL | (p->kinds & SIM_PARTITION);
+        p->steps = 120;
+        p->slow = 4;
+        p->faults += 2;
+        p->fault_ms = 4500;
+    }
+    if (!sim->only_hybrids &&
+        sim_chance(sim, 250)) { /* who is named must hang: nothing else goes wrong */
         p->only_hangs = 1;
         p->kinds = SIM_HANG;
         p->loss = p->repeat = p->late = 0;

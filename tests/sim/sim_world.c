@@ -207,7 +207,8 @@ int sim_run(struct sim *sim)
         snprintf(node->name, sizeof(node->name), "n%u", i);
         node->ranks_max =
             i == 0 ? sim->profile.head_ranks
-                   : (sim->profile.ranks + sim->profile.nodes - 2) / (sim->profile.nodes - 1) + 1;
+                   : (sim->profile.ranks + sim->profile.nodes - 2) / (sim->profile.nodes - 1) +
+                         !sim->profile.is_tight;
     }
     sim_leader_start(sim, 0, 1);
     for (uint32_t i = 0; i < sim->profile.nodes; i++) {
