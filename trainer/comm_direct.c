@@ -87,7 +87,11 @@ int comm_direct_meet(struct comm_group *group, const void *data, int *ret_is_dir
                      struct bl_errmsg *msg)
 {
     static const uint64_t zero;
-    int rc = 0;
+    int rc = comm_broken(group->comm, msg);
+    if (rc != 0 || group->count == 1) {
+        *ret_is_direct = 0;
+        return rc;
+    }
     if (group->is_direct == UNTRIED) {
         rc = direct_try(group, msg);
     }
@@ -98,6 +102,12 @@ int comm_direct_meet(struct comm_group *group, const void *data, int *ret_is_dir
     return rc;
 }
 
+int comm_direct_part(struct comm_group *group, struct bl_errmsg *msg)
+{
+    uint64_t zero = 0;
+    return comm_group_sum_u64(group, &zero, 1, msg);
+}
+
 int comm_direct_read(struct comm_group *group, uint32_t member, uint64_t offset, void *to,
                      uint64_t bytes, struct bl_errmsg *msg)
 {
@@ -106,7 +116,7 @@ int comm_direct_read(struct comm_group *group, uint32_t member, uint64_t offset,
     uint64_t done = 0;
     while (done < bytes) {
         if (comm_is_aborted(group->comm)) {
-            bl_err_code(&why, BL_EABORTED, "sum");
+            bl_err_code(&why, BL_EABORTED, "collective of a group");
             return comm_fail(group->comm, BL_EABORTED, &why, msg);
         }
         int64_t n = read_of(of, of->address + offset + done, (uint8_t *)to + done, bytes - done);

@@ -176,9 +176,28 @@ int comm_group_exchange(struct comm_group *group, const struct comm_part *sends,
     return comm_drive(group->comm, is_exchange_over, group, msg);
 }
 
+/* The others' parts, from where they lie. */
+static int gather_direct(struct comm_group *g, uint8_t *base, const uint64_t *bounds,
+                         struct bl_errmsg *msg)
+{
+    int rc = 0;
+    for (uint32_t k = 1; rc == 0 && k < g->count; k++) {
+        uint32_t m = (g->me + k) % g->count;
+        rc = comm_direct_read(g, m, bounds[m], base + bounds[m], bounds[m + 1] - bounds[m], msg);
+    }
+    return rc == 0 ? comm_direct_part(g, msg) : rc;
+}
+
 int comm_group_allgather(struct comm_group *group, void *base, const uint64_t *bounds,
                          struct bl_errmsg *msg)
 {
+    int is_direct = 0;
+    if (bounds[group->count] - bounds[0] >= COMM_DIRECT_BYTES) {
+        int rc = comm_direct_meet(group, base, &is_direct, msg);
+        if (rc != 0 || is_direct) {
+            return rc != 0 ? rc : gather_direct(group, base, bounds, msg);
+        }
+    }
     struct comm_part *sends = group->parts, *recvs = group->parts + group->count;
     uint8_t *bytes = base;
     uint32_t me = group->me;

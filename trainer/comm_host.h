@@ -232,10 +232,15 @@ void comm_group_message(struct comm_group *group, struct comm_request *request, 
 
 /* ---- comm_direct.c ---- */
 
+#define COMM_DIRECT_BYTES                                                                          \
+    (256u * 1024) /* of a collective, from which on it is worth the meetings */
+
 /* A collective: all members tell where their data lie. *ret_is_direct: all can read them there,
  * until the members' next collective. */
 int comm_direct_meet(struct comm_group *group, const void *data, int *ret_is_direct,
                      struct bl_errmsg *msg);
+/* After the last read: a collective that ends when all have come to it. */
+int comm_direct_part(struct comm_group *group, struct bl_errmsg *msg);
 /* `bytes` bytes from `offset` of the member's data. */
 int comm_direct_read(struct comm_group *group, uint32_t member, uint64_t offset, void *to,
                      uint64_t bytes, struct bl_errmsg *msg);

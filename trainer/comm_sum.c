@@ -18,16 +18,15 @@
 
 #include "trainer/comm_host.h"
 
-#define SUM_RAW          0u
-#define SUM_DONE         1u
-#define SUM_SLOTS        2u            /* pieces of a stream under way with a peer */
-#define SUM_PIECE_BYTES  (64u * 1024)  /* stays in the second cache with its sum */
-#define SUM_LEAST_BYTES  (4u * 1024)   /* the same of very many members */
-#define SUM_WINDOW       (8u << 20)    /* memory of all pieces that come in */
-#define SUM_SMALL_BYTES  (64u * 1024)  /* of all members' addends: each adds them itself */
-#define SUM_DIRECT_BYTES (256u * 1024) /* from which on a peer's memory is read where it lies */
-#define SUM_BLOCK        512u          /* elements added at once; in the first cache */
-#define SUM_ALIGN        16u           /* slices begin at whole cache lines */
+#define SUM_RAW         0u
+#define SUM_DONE        1u
+#define SUM_SLOTS       2u           /* pieces of a stream under way with a peer */
+#define SUM_PIECE_BYTES (64u * 1024) /* stays in the second cache with its sum */
+#define SUM_LEAST_BYTES (4u * 1024)  /* the same of very many members */
+#define SUM_WINDOW      (8u << 20)   /* memory of all pieces that come in */
+#define SUM_SMALL_BYTES (64u * 1024) /* of all members' addends: each adds them itself */
+#define SUM_BLOCK       512u         /* elements added at once; in the first cache */
+#define SUM_ALIGN       16u          /* slices begin at whole cache lines */
 
 /* Pieces of one direction of one stream with one peer. */
 struct sum_flow {
@@ -290,22 +289,16 @@ static int direct_take(struct comm_sum *s, struct bl_errmsg *msg)
     return rc;
 }
 
-static int group_barrier(struct comm_group *g, struct bl_errmsg *msg)
-{
-    uint64_t zero = 0;
-    return comm_group_sum_u64(g, &zero, 1, msg);
-}
-
 static int sum_direct(struct comm_group *g, struct bl_errmsg *msg)
 {
     struct comm_sum *s = g->sum;
     int rc = direct_add(s, msg);
     if (rc == 0) {
-        rc = group_barrier(g, msg);
+        rc = comm_direct_part(g, msg);
     }
     if (rc == 0 && s->is_shared) {
         rc = direct_take(s, msg);
-        rc = rc != 0 ? rc : group_barrier(g, msg);
+        rc = rc != 0 ? rc : comm_direct_part(g, msg);
     }
     return rc;
 }
@@ -321,7 +314,7 @@ static int sum_run(struct comm_group *g, float *data, const uint64_t *bounds, in
     s->data = data;
     s->added = 0;
     s->is_shared = is_shared;
-    if (bounds[g->count] - bounds[0] >= SUM_DIRECT_BYTES / sizeof *data && g->count > 1) {
+    if (bounds[g->count] - bounds[0] >= COMM_DIRECT_BYTES / sizeof *data) {
         rc = comm_direct_meet(g, data, &is_direct, msg);
     }
     if (rc != 0 || is_direct) {

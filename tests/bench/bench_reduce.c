@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "trainer/comm.h"
 
 #define RANKS_MAX   64u
@@ -89,14 +90,14 @@ static int run_rank(struct bench *b, uint32_t rank)
     if (rc == 0) {
         rc = comm_connect(c, DEADLINE_MS, &msg);
     }
-    float *data = aligned_alloc(64, b->elems * sizeof *data);
+    float *data = bl_mem_alloc(b->elems * sizeof *data); /* as the trainer's buffers */
     if (data == NULL) {
         return 3;
     }
     for (uint32_t i = 0; rc == 0 && i <= b->turns; i++) {
         rc = turn(b, c, data, i > 0, &msg); /* the first one warms up */
     }
-    free(data);
+    bl_mem_free(data, b->elems * sizeof *data);
     comm_free(c);
     return rc == 0 ? fflush(stdout) : die(&msg);
 }

@@ -191,7 +191,9 @@ static int random_body(struct world *world, uint32_t rank)
     struct walk w = {.own = seed + 1 + rank};
     uint64_t s = seed;
     struct bl_errmsg why = {{0}};
-    CHECK(join(&w.comm, world, rank) == 0);
+    struct comm_config config = world_config(world, rank);
+    config.is_private = seed % 2 != 0 && rank == 0;
+    CHECK(join_with(&w.comm, world, &config, JOIN_MS) == 0);
     CHECK(make_groups(&w, rank, &s) == 0);
     for (uint32_t op = 0; op < OPS; op++) {
         uint64_t of_op = next(&s), choice = next(&w.own) % 6;
