@@ -219,7 +219,8 @@ static uint64_t tp_bytes(const struct dry_subject *s)
     const struct bl_job *job = s->dry->job;
     uint64_t tp = s->grid.tp, out;
     uint64_t sum = 2 * (tp - 1) * (s->tokens * job->model.dim / tp) * sizeof(float);
-    uint32_t passes = job->train.recompute == BL_RECOMPUTE_FULL ? 6 : 4; /* sums of a layer */
+    /* Sums of a layer; a recomputed one does without its last. */
+    uint32_t passes = job->train.recompute == BL_RECOMPUTE_FULL ? 5 : 4;
     uint32_t layers = s->dry->layers_of[s->grid.p];
     uint64_t micro = layers * passes * sum;
     int is_first = s->grid.p == 0, is_last = s->grid.p + 1 == s->grid.pp;
