@@ -234,6 +234,8 @@ static const struct refusal refusals[] = {
      "job.yaml:17:14: layout.pp: 3 stages x 1 chunks are more than 2 layers: at most 2 stages"},
     {17, "layout: {interleave: 2}", BL_ECONFIG,
      "job.yaml:17:22: layout.interleave: 2 chunks want more than one stage (layout.pp)"},
+    {17, "layout: {pp_min: 2}", BL_ECONFIG,
+     "job.yaml:17:18: layout.pp_min: 2 stages at least are more than the run has (layout.pp 1)"},
     {17, "layout: {sequence: true}", BL_ECONFIG,
      "job.yaml:17:20: layout.sequence: wants tensor parallel ranks (layout.tp above 1)"},
     {17, "layout: {zero: 4}", BL_ECONFIG, "job.yaml:17:16: layout.zero: 4 is not within 0 and 3"},
