@@ -437,6 +437,7 @@ void engine_verifier_push(struct engine_verifier *verifier,
         .cut_count = message->line_end_count,
     };
     BL_ASSERT(pending->cuts != NULL);
+    pending->root.create = 0; /* a root that went meanwhile is not made again */
     snprintf(pending->dir, sizeof(pending->dir), "%s", dir);
     for (uint32_t i = 0; i < pending->cut_count; i++) {
         pending->cuts[i] =
