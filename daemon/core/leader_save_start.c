@@ -71,15 +71,16 @@ static uint64_t pinned_oldest(const struct core_leader *l)
     return oldest;
 }
 
-/* Have all members sealed steps so far beyond that a pin of this step can no longer appear? */
-static int pin_is_stale(const struct core_leader *l, uint64_t step)
+/* Have all members sealed this step or a later one? `away` counts those of nodes that are not
+ * connected as if they had not. */
+static int members_sealed(const struct core_leader *l, uint64_t step, int away)
 {
     const struct wire_plan *plan = &l->record.plan;
     for (uint32_t i = 0; i < plan->world; i++) {
         const struct leader_proc *p = leader_proc_find(l, plan->members[i].incarnation);
-        const struct wire_arena_info *arena = p && l->nodes[p->node].connected
-                                                  ? leader_arena_find(l, p->node, p->report.arena)
-                                                  : NULL;
+        int is_here = p && l->nodes[p->node].connected;
+        const struct wire_arena_info *arena =
+            is_here ? leader_arena_find(l, p->node, p->report.arena) : NULL;
         uint64_t newest = 0;
         for (uint32_t k = 0; arena && k < arena->slot_count; k++) {
             if (arena->slots[k].state == WIRE_SLOT_SEALED &&
@@ -87,11 +88,17 @@ static int pin_is_stale(const struct core_leader *l, uint64_t step)
                 newest = arena->slots[k].step;
             }
         }
-        if (newest < step + 2) {
+        if (newest < step && (away || (is_here && p->life == LEADER_LIVE))) {
             return 0;
         }
     }
     return 1;
+}
+
+/* Are they so far beyond the step that a pin of it can no longer appear? */
+static int pin_is_stale(const struct core_leader *l, uint64_t step)
+{
+    return members_sealed(l, step + 2, 1);
 }
 
 /* Roots (bits) that want the step. One that no interval explains was asked for, and goes to all. */
@@ -374,6 +381,10 @@ void leader_saves_start(struct core_leader *l)
     }
     uint64_t step = pinned_oldest(l);
     if (step == 0) {
+        return;
+    }
+    /* One replica may hold it whole before the others have sealed it: they write a share too. */
+    if (l->record.phase == WIRE_PHASE_RUNNING && !members_sealed(l, step, 0)) {
         return;
     }
     if (leader_set_find(l, step, 1, &set)) {

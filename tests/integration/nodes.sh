@@ -197,6 +197,23 @@ own_newest_is() {
     compgen -G "$CL_DIR/own-node1/step-*$1.g*" >/dev/null
 }
 
+# ZeRO 0: both nodes hold all of the state, and each writes about half of it.
+case_replicas_share_a_save() {
+    STEPS=30
+    LAYOUT="{zero: 0}"
+    IT_EXTRA_NODE=(BELAYD_RANKS_MAX=1)
+    it_begin 2 node0 node1
+    it_end
+    local sizes dir
+    for dir in "$CL_DIR"/checkpoints/step-*; do
+        mapfile -t sizes < <(stat -c %s "$dir"/part-*.safetensors*)
+        [ ${#sizes[@]} = 2 ] || it_fail "$dir has ${#sizes[@]} parts"
+        [ "${sizes[0]}" -lt $((2 * sizes[1])) ] && [ "${sizes[1]}" -lt $((2 * sizes[0])) ] ||
+            it_fail "$dir: parts of ${sizes[*]} bytes"
+    done
+    it_verify
+}
+
 # A node that comes late is taken in.
 case_member_comes_late() {
     STEPS=150
