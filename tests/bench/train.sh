@@ -10,8 +10,9 @@
 # Layers, dim, heads, vocabulary; big is GPT-2 124M.
 declare -A TR_SHAPE=([big]="12 768 12 50257" [small]="6 384 6 8192")
 declare -A TR_GOAL_LLMC=([big]=4.0 [small]=3.0)
-declare -A TR_STEPS=([big]=10 [small]=60)
-TR_ROUNDS=$((runs < 3 ? runs : 3)) # each takes minutes
+declare -A TR_STEPS=([big]=10 [small]=40)
+declare -A TR_ROUNDS=([big]=$((runs < 2 ? runs : 2)) [small]=$((runs < 3 ? runs : 3))) # long ones
+TR_COMPILE_S=150 # PyTorch's compiler gets so long
 
 tr_threads=$(nproc)
 tr_program=$CL_BIN/tests/bench/bench-train
@@ -59,11 +60,13 @@ tr_llmc() {
     coproc tr_run { cd "$work/$2" && exec env OMP_NUM_THREADS="$tr_threads" \
         OPENBLAS_NUM_THREADS="$tr_threads" stdbuf -oL "$1" 2>&1; }
     tr_pid=$tr_run_PID
-    while [ "$count" -le "$3" ] && read -r line <&"${tr_run[0]}"; do
+    exec {tr_out}<&"${tr_run[0]}" # bash forgets its own when the process ends
+    while [ "$count" -le "$3" ] && read -r line <&"$tr_out"; do
         [[ $line =~ ^step\ ([0-9]+):.*took\ ([0-9.]+)\ ms ]] || continue
         count=$((count + 1))
         [ "${BASH_REMATCH[1]}" = 0 ] || echo "${BASH_REMATCH[2]}"
     done
+    exec {tr_out}<&-
     kill "$tr_pid" 2>/dev/null
     wait "$tr_pid" 2>/dev/null
     tr_pid=
@@ -75,16 +78,20 @@ tr_peer_llmc() {
 tr_peer_llmc_blas() {
     tr_llmc "$work/llmc_blas" "$1" 9
 }
-tr_peer_torch() {
+# tr_torch MODEL [OPTION]: 1 when it failed, and torch.log says why.
+tr_torch() {
     local out
     # shellcheck disable=SC2086 # words
-    out=$("$torch" "$BL_ROOT/tests/bench/torch_gpt2.py" ${TR_SHAPE[$1]} "$tr_threads" \
-        "${TR_STEPS[$1]}" ${2:+"$2"} 2>"$work/torch.log") ||
-        bl_die 3 "torch_gpt2.py: $(tail -n 1 "$work/torch.log")"
+    out=$(timeout "$([ -n "${2:-}" ] && echo "$TR_COMPILE_S" || echo 0)" "$torch" "$BL_ROOT/tests/bench/torch_gpt2.py" ${TR_SHAPE[$1]} \
+        "$tr_threads" "${TR_STEPS[$1]}" ${2:+"$2"} 2>"$work/torch.log") || return 1
     jq -r '.ms[3:][]' <<<"$out"
 }
+tr_peer_torch() {
+    tr_torch "$1" || bl_die 3 "torch_gpt2.py: $(tail -n 1 "$work/torch.log")"
+}
+# It wants a C++ compiler and patience; without them its rows are left out.
 tr_peer_torch_compiled() {
-    tr_peer_torch "$1" --compile
+    tr_torch "$1" --compile || bl_say "$1: torch.compile: not in $TR_COMPILE_S s, or $(tail -n 1 "$work/torch.log")"
 }
 
 # tr_llmc_build: train_gpt2 by its own Makefile's flags, in a copy, and again with its two matrix
@@ -109,13 +116,14 @@ tr_llmc_build() {
 tr_peers() {
     local model round name ms
     for model in "${models[@]}"; do
-        for ((round = 1; round <= TR_ROUNDS; round++)); do
+        for ((round = 1; round <= TR_ROUNDS[$model]; round++)); do
             for name in "$@"; do
                 # Compiling takes longer than all the rest: once.
                 [ "$name" != torch_compiled ] || [ "$round" = 1 ] || continue
                 spare_note
                 tr_peer_"$name" "$model" >"$work/tr.steps" || exit 3
                 ms=$(median <"$work/tr.steps")
+                [ -n "$ms" ] || continue
                 echo "$ms" >>"$work/tr.$model.$name"
                 bl_say "$model $name: $ms ms a step"
             done
@@ -133,7 +141,7 @@ tr_row() {
     local name=$1
     [ "$2" = big ] || name=$1.$2
     result "$name" "$(tr_ratio "$2" "$3")" ratio "$4" higher \
-        "tokens a second, ${TR_SHAPE[$2]}: $(median <"$work/tr.$2.belay") ms a step, theirs $(median <"$work/tr.$2.$3"); $tr_threads threads, $TR_ROUNDS rounds"
+        "tokens a second, ${TR_SHAPE[$2]}: $(median <"$work/tr.$2.belay") ms a step, theirs $(median <"$work/tr.$2.$3"); $tr_threads threads, ${TR_ROUNDS[$2]} rounds"
 }
 
 tr_rows() {
@@ -145,7 +153,8 @@ tr_rows() {
         fi
         if [ -n "$torch" ]; then
             tr_row train.vs_torch "$model" torch 1.0
-            tr_row train.vs_torch_compiled "$model" torch_compiled 1.0
+            ! [ -e "$work/tr.$model.torch_compiled" ] ||
+                tr_row train.vs_torch_compiled "$model" torch_compiled 1.0
         fi
     done
 }
@@ -184,7 +193,7 @@ tr_dp() {
         return
     fi
     tr_job "$work/dp.yaml" small 2 24
-    for ((round = 1; round <= TR_ROUNDS; round++)); do
+    for ((round = 1; round <= TR_ROUNDS[small]; round++)); do
         spare_note
         one=$(tr_ours "$work/dp.yaml" 1 1 512 taskset -c 0 | median)
         two=$(tr_ours "$work/dp.yaml" 2 1 512 taskset -c 0,1 | median)
