@@ -297,6 +297,11 @@ void control_directive(struct daemon *daemon, const struct wire_directive *direc
         run_remember(run);
         run_begin(run);
     }
+    if (directive->job_json && directive->phase != WIRE_PHASE_DONE &&
+        run_job_set(run, directive->job_json, &msg) != 0) {
+        bl_log(BL_LOG_ERROR, "control", "the head's job: %s", msg.text);
+        return;
+    }
     if (!run->adopting) { /* else it comes again */
         core_member_on_directive(run->member, directive, daemon_now_ms());
         run_pump(run);

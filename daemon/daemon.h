@@ -135,6 +135,9 @@ struct run *run_find_name(struct daemon *daemon, const char *name);
 /* Makes the run's directory, job and member machine; adopts nothing. Owned by the daemon. */
 BL_MUST_CHECK int run_open(struct daemon *daemon, uint64_t id, const char *job_json,
                            struct run **ret, struct bl_errmsg *msg);
+/* The job as the head says it now: a run that was resumed may have another layout, other roots.
+ * Ranks that start from now on read it. BL_ECONFIG: the run keeps the one that it has. */
+BL_MUST_CHECK int run_job_set(struct run *run, const char *job_json, struct bl_errmsg *msg);
 /* A fresh run's member begins to speak. */
 void run_begin(struct run *run);
 /* Ends timers, frees the machines, forgets it. Processes must be gone. */

@@ -194,6 +194,27 @@ fail:
     return rc;
 }
 
+int run_job_set(struct run *run, const char *job_json, struct bl_errmsg *msg)
+{
+    if (strcmp(run->job_json, job_json) == 0) {
+        return 0;
+    }
+    struct bl_job *job = run_job_parse(job_json, msg);
+    char *copy = strdup(job_json);
+
+    if (!job || !copy) {
+        free(job);
+        free(copy);
+        return job ? bl_err_code(msg, -ENOMEM, "job") : BL_ECONFIG;
+    }
+    free(run->job);
+    free(run->job_json);
+    run->job = job;
+    run->job_json = copy;
+    run_remember(run);
+    return 0;
+}
+
 void run_begin(struct run *run)
 {
     core_member_start(run->member, daemon_now_ms());

@@ -63,6 +63,10 @@ struct core_leader *core_leader_new(const struct core_leader_config *config, uin
         int rc = wire_record_copy(&l->record, config->record);
         BL_ASSERT(rc == 0);
         l->version = config->record_version;
+        if (config->resume) { /* the job may have other ranks, layout or roots than before */
+            free(l->record.job_json);
+            l->record.job_json = text_copy(config->job_json);
+        }
         if (l->record.phase != WIRE_PHASE_DONE) {
             leader_adopt_plan(l);
         }

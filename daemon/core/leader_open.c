@@ -123,8 +123,7 @@ void leader_open_send(struct core_leader *l)
         /* Its go never came, or all have left: nobody needs proof that it is over. */
         wire_plan_close(&next->plan);
     }
-    if (!next->job_json || l->config.resume) {
-        free(next->job_json);
+    if (!next->job_json) {
         next->job_json = strdup(l->job_json);
         BL_ASSERT(next->job_json);
     }

@@ -86,6 +86,36 @@ static void test_resume_reads_one_root_and_names_the_other(void **state)
     cluster_close(&c);
 }
 
+/* Resumed with another layout or other roots: no member ever hears of the job as it was. */
+static void test_resume_tells_the_new_job_from_the_first_directive_on(void **state)
+{
+    struct core_checkpoint disk[2];
+    struct core_leader_effect effect;
+    struct wire_record record;
+    struct cluster c;
+    char before[] = "{\"was\":1}";
+    uint32_t told = 0;
+    (void)state;
+    resume_init(&c, &record, disk);
+    record.job_json = before;
+    c.config.job_json = "{\"is\":1}";
+    c.leader = core_leader_new(&c.config, c.now);
+    assert_non_null(c.leader);
+    core_leader_on_node_up(c.leader, c.nodes[0].name, c.now);
+    core_leader_on_tick(c.leader, c.now);
+    while (core_leader_next_effect(c.leader, &effect)) {
+        struct wire_directive directive;
+        if (effect.kind == CORE_LEADER_DIRECTIVE) {
+            core_leader_directive(c.leader, effect.node, &directive);
+            assert_string_equal(directive.job_json, "{\"is\":1}");
+            wire_directive_close(&directive);
+            told++;
+        }
+    }
+    assert_true(told > 0);
+    cluster_close(&c);
+}
+
 static void test_damaged_checkpoint_is_not_chosen(void **state)
 {
     struct core_checkpoint disk[2];
@@ -290,6 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume_reads_one_root_and_names_the_other),
+        cmocka_unit_test(test_resume_tells_the_new_job_from_the_first_directive_on),
         cmocka_unit_test(test_damaged_checkpoint_is_not_chosen),
         cmocka_unit_test(test_root_that_cannot_be_scanned_is_waited_for_a_while),
         cmocka_unit_test(test_nothing_found_and_a_root_unscanned_waits),
