@@ -169,7 +169,8 @@ const struct job_option job_options[] = {
     CHOICE("depth", JOB_FROZEN, 0, JOB_NO_FIELD, 16, "1", "1", "2|3|4|5|6|7|8",
            "steps that may run ahead of their protection"),
 
-    PATH("roots[].path", JOB_RESUME, 0, ROOT(path), NULL, "directory for checkpoints"),
+    PATH("roots[].path", JOB_RESUME, 0, ROOT(path), NULL,
+         "directory for checkpoints; {node} in it is the node's name"),
     BOOL("roots[].shared", JOB_RESUME, 0, ROOT(shared), "false",
          "all nodes see the same directory"),
     U64("roots[].every", JOB_LIVE, JOB_AUTO, ROOT(every), 0, STEPS_MAX, "100",
