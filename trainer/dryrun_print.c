@@ -139,8 +139,9 @@ static void print_text(const struct dry_report *r)
 {
     const struct bl_job *job = r->job;
     char text[BL_HUMAN_MAX];
-    printf("job %s: %u ranks = tp %u x pp %u x dp %u, ZeRO %u, %u chunks a stage\n", job->name,
-           job->ranks, r->dry->tp, r->dry->pp, r->dry->dp, job->zero, r->sum.chunks);
+    printf("job %s: %u ranks = tp %u x pp %u x dp %u, ZeRO %u, %u chunk%s a stage\n", job->name,
+           job->ranks, r->dry->tp, r->dry->pp, r->dry->dp, job->zero, r->sum.chunks,
+           r->sum.chunks == 1 ? "" : "s");
     print_model(r);
     print_batch(r);
     print_memory(&r->sum, &r->top, job->ranks);
