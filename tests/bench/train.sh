@@ -163,6 +163,7 @@ tr_rows() {
 tr_gemm() {
     local out name step suffix=
     [ "$1" = big ] || suffix=.$1
+    spare_begin
     spare_note
     # shellcheck disable=SC2086 # words
     out=$("$tr_program" gemm ${TR_SHAPE[$1]} "$tr_threads" 5) || exit 3
@@ -179,6 +180,7 @@ tr_gemm() {
 
 tr_adamw() {
     local out
+    spare_begin
     spare_note
     out=$("$tr_program" adamw "$tr_threads" "$((runs > 5 ? runs : 5))") || exit 3
     result adamw.vs_stream "$(jq -r '.adamw_gbs / ([.copy_gbs, .scale_gbs, .in_place_gbs] | max)' <<<"$out")" \
@@ -192,6 +194,7 @@ tr_dp() {
     if [ "$(nproc)" -lt 2 ]; then
         return
     fi
+    spare_begin
     tr_job "$work/dp.yaml" small 2 24
     for ((round = 1; round <= TR_ROUNDS[small]; round++)); do
         spare_note
