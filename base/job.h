@@ -102,6 +102,7 @@ struct bl_job {
     char tokenizer[32]; /* "bytes" (text files) or "shards" (files of tokens) */
     struct bl_job_train train;
     char backend[16];            /* auto | cpu | cuda */
+    double peak_flops;           /* FLOP/s of a rank's processor; 0: not said */
     uint32_t threads;            /* per rank */
     uint64_t snapshot_every;     /* steps; 1 */
     uint64_t snapshot_bytes_max; /* node memory budget for slots */

@@ -159,6 +159,9 @@ const struct job_option job_options[] = {
 
     CHOICE("backend", JOB_FROZEN, 0, FIELD(backend), 16, "auto", "auto|cpu", "cuda",
            "where the trainer computes"),
+    REAL("peak_flops", JOB_RESUME, 0, FIELD(peak_flops), 0, 1e18, "0",
+         "FLOP/s of a rank's processor by its datasheet, for the MFU beside tok/s; 0: none is "
+         "shown"),
     U32("threads", JOB_RESUME, 0, FIELD(threads), 1, 1024, "1", "compute threads of a rank"),
     U64("snapshot.every", JOB_FROZEN, 0, FIELD(snapshot_every), 1, STEPS_MAX, "1",
         "steps between snapshots in memory"),

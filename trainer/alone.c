@@ -162,6 +162,7 @@ static int rank_train(struct alone_rank *a, struct bl_errmsg *msg)
     if (rc == 0) {
         rc = train_step_gather(&a->rank, a->slots[0], msg);
     }
+    train_report_ranks(&a->report, a->rank.job, a->group->world);
     train_report_begin(&a->report);
     for (uint64_t step = 1; rc == 0 && step <= steps; step++) {
         rc = rank_step(a, step, msg);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/human.h"
+#include "trainer/dryrun.h"
 
 int train_report_open(struct train_report *report, FILE *out, const char *metrics,
                       const char *tensorboard, struct bl_errmsg *msg)
@@ -36,13 +37,27 @@ void train_report_close(struct train_report *report)
     report->events = NULL;
 }
 
+void train_report_ranks(struct train_report *report, const struct bl_job *job, uint32_t ranks)
+{
+    struct train_dry_model model;
+    report->mfu_per_token = 0;
+    if (job->peak_flops > 0 && train_dry_model(&model, job, NULL) == 0) {
+        report->mfu_per_token = model.flops / job->peak_flops / ranks;
+    }
+}
+
 void train_report_begin(struct train_report *report)
 {
     report->before_ns = bl_now_ns();
 }
 
-static void write_metrics(int fd, const struct train_step_result *s, const double *eval_loss,
-                          double tokens_per_s)
+static double mfu(const struct train_report *report)
+{
+    return report->tokens_per_s * report->mfu_per_token;
+}
+
+static void write_metrics(const struct train_report *report, const struct train_step_result *s,
+                          const double *eval_loss)
 {
     char line[512];
     uint64_t bits;
@@ -51,7 +66,10 @@ static void write_metrics(int fd, const struct train_step_result *s, const doubl
                      "{\"step\":%llu,\"loss\":%.17g,\"loss_bits\":\"%016llx\","
                      "\"grad_norm\":%.17g,\"lr\":%.17g,\"tokens_per_s\":%.6g",
                      (unsigned long long)s->step, s->loss, (unsigned long long)bits, s->grad_norm,
-                     s->lr, tokens_per_s);
+                     s->lr, report->tokens_per_s);
+    if (report->mfu_per_token > 0) {
+        n += snprintf(line + n, sizeof line - (size_t)n, ",\"mfu\":%.6g", mfu(report));
+    }
     if (s->idle > 0) {
         n += snprintf(line + n, sizeof line - (size_t)n, ",\"pipeline_idle\":%.4f", s->idle);
     }
@@ -59,19 +77,25 @@ static void write_metrics(int fd, const struct train_step_result *s, const doubl
         n += snprintf(line + n, sizeof line - (size_t)n, ",\"eval_loss\":%.17g", *eval_loss);
     }
     n += snprintf(line + n, sizeof line - (size_t)n, "}\n");
-    ssize_t written = write(fd, line, (size_t)n);
+    ssize_t written = write(report->metrics_fd, line, (size_t)n);
     (void)written; /* a full disk must not stop training; the line is lost */
 }
 
-static void write_events(struct tb_events *events, const struct train_step_result *s,
-                         const double *eval_loss, double tokens_per_s)
+static void write_events(const struct train_report *report, const struct train_step_result *s,
+                         const double *eval_loss)
 {
-    const struct tb_scalar scalars[] = {{"train/loss", s->loss},
-                                        {"train/grad_norm", s->grad_norm},
-                                        {"train/lr", s->lr},
-                                        {"train/tokens_per_s", tokens_per_s},
-                                        {"eval/loss", eval_loss != NULL ? *eval_loss : 0}};
-    tb_events_write(events, s->step, scalars, eval_loss != NULL ? 5 : 4);
+    struct tb_scalar scalars[6] = {{"train/loss", s->loss},
+                                   {"train/grad_norm", s->grad_norm},
+                                   {"train/lr", s->lr},
+                                   {"train/tokens_per_s", report->tokens_per_s}};
+    uint32_t count = 4;
+    if (report->mfu_per_token > 0) {
+        scalars[count++] = (struct tb_scalar){"train/mfu", mfu(report)};
+    }
+    if (eval_loss != NULL) {
+        scalars[count++] = (struct tb_scalar){"eval/loss", *eval_loss};
+    }
+    tb_events_write(report->events, s->step, scalars, count);
 }
 
 void train_report_step(struct train_report *report, const struct train_step_result *step,
@@ -86,10 +110,13 @@ void train_report_step(struct train_report *report, const struct train_step_resu
     if (report->out != NULL) {
         char left[BL_HUMAN_MAX];
         uint64_t to_do = steps > step->step ? steps - step->step : 0;
-        fprintf(report->out, "step %llu/%llu loss %.6f lr %.3e norm %.4f tok/s %.0f left %s",
+        fprintf(report->out, "step %llu/%llu loss %.6f lr %.3e norm %.4f tok/s %.0f",
                 (unsigned long long)step->step, (unsigned long long)steps, step->loss, step->lr,
-                step->grad_norm, report->tokens_per_s,
-                bl_human_seconds(left, report->step_s * (double)to_do));
+                step->grad_norm, report->tokens_per_s);
+        if (report->mfu_per_token > 0) {
+            fprintf(report->out, " mfu %.1f%%", 100 * mfu(report));
+        }
+        fprintf(report->out, " left %s", bl_human_seconds(left, report->step_s * (double)to_do));
         if (eval_loss != NULL) {
             fprintf(report->out, " eval %.6f", *eval_loss);
         }
@@ -97,9 +124,9 @@ void train_report_step(struct train_report *report, const struct train_step_resu
         fflush(report->out);
     }
     if (report->metrics_fd >= 0) {
-        write_metrics(report->metrics_fd, step, eval_loss, report->tokens_per_s);
+        write_metrics(report, step, eval_loss);
     }
     if (report->events != NULL) {
-        write_events(report->events, step, eval_loss, report->tokens_per_s);
+        write_events(report, step, eval_loss);
     }
 }

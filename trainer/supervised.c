@@ -188,6 +188,7 @@ static void choose_reporter(struct life *life)
         life->has_metrics = 0;
     }
     life->report.out = is_first ? stdout : NULL;
+    train_report_ranks(&life->report, life->job, life->plan.world);
     train_report_begin(&life->report);
 }
 

@@ -179,12 +179,64 @@ static void test_a_run_writes_every_step(void **state)
     train_bench_close(&bench);
 }
 
+/* A value of the last line of metrics.jsonl; the key must be there. */
+static double metric(const char *path, const char *key)
+{
+    static char text[65536];
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[bytes] = '\0';
+    char *last = text, *next;
+    while ((next = strchr(last, '\n')) != NULL && next[1] != '\0') {
+        last = next + 1;
+    }
+    const char *at = strstr(last, key);
+    assert_non_null(at);
+    return strtod(at + strlen(key), NULL);
+}
+
+/* Multiply-adds of a token, counted here by hand: two FLOPs each, forward once, backward twice. */
+static void test_mfu_is_what_the_job_says_the_processor_can(void **state)
+{
+    (void)state;
+    struct train_bench bench;
+    char dir[96], metrics[96], digest[BL_STATE_DIGEST_TEXT_BYTES];
+    static char text[65536];
+    train_bench_open(&bench, 2, 0);
+    snprintf(dir, sizeof dir, "%s/events", bench.dir);
+    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", bench.dir);
+    const struct train_alone how = {.job = &bench.job,
+                                    .ranks = 2,
+                                    .steps = 2,
+                                    .digest = 1,
+                                    .metrics = metrics,
+                                    .tensorboard = dir};
+    const struct bl_job_model *m = &bench.job.model;
+    assert_int_equal(m->arch, BL_ARCH_LLAMA);
+    double kv = (double)m->dim / m->heads * m->kv_heads;
+    double products = m->layers * (2.0 * m->dim * (m->dim + kv) + 3.0 * m->dim * m->hidden) +
+                      (double)m->dim * m->vocab;
+    double attention =
+        (double)m->layers * m->dim * bench.job.train.seq_len; /* causal: half of both */
+    bench.job.peak_flops = 3e9;
+    train_bench_run(&how, digest, NULL, 0);
+    double want = 6 * (products + attention) * metric(metrics, "\"tokens_per_s\":") / (2 * 3e9);
+    double mfu = metric(metrics, "\"mfu\":");
+    assert_true(mfu > 0.999 * want && mfu < 1.001 * want);
+    read_events(dir, text, sizeof text);
+    assert_non_null(strstr(text, "\n2 train/mfu="));
+    train_bench_close(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_check_sum_has_its_known_values),
         cmocka_unit_test(test_events_read_back),
         cmocka_unit_test(test_a_run_writes_every_step),
+        cmocka_unit_test(test_mfu_is_what_the_job_says_the_processor_can),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
