@@ -10,7 +10,8 @@
 
 #include "base/clock.h"
 
-#define CONN_READ_BYTES (256u << 10)
+#define CONN_READ_BYTES     (256u << 10)
+#define CONN_STRANGER_BYTES 4096u /* read at once before the hello: it may never come */
 
 struct out { /* one message on its way */
     struct out *next;
@@ -24,6 +25,7 @@ struct conn {
     uv_poll_t poll;
     uv_timer_t hello; /* only with has_hello */
     int fd, has_hello, handles;
+    int is_stranger; /* its hello has not come */
     uint64_t incarnation;
     const struct conn_ops *ops;
     void *arg;
@@ -182,8 +184,8 @@ int conn_take_fd(struct conn *conn)
 /* 1 came something, 0 nothing there, negative broken (-EPIPE: end of stream). */
 static int conn_receive(struct conn *conn)
 {
-    size_t space;
-    uint8_t *at = wire_decoder_space(&conn->decoder, CONN_READ_BYTES, &space);
+    size_t space, want = conn->is_stranger ? CONN_STRANGER_BYTES : CONN_READ_BYTES;
+    uint8_t *at = wire_decoder_space(&conn->decoder, want, &space);
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int) * CONN_FDS_MAX)];
@@ -273,7 +275,7 @@ void conn_hello_wait(struct conn *conn)
 {
     uv_timer_init(conn->poll.loop, &conn->hello);
     conn->hello.data = conn;
-    conn->has_hello = 1;
+    conn->has_hello = conn->is_stranger = 1;
     conn->handles++;
     uv_timer_start(&conn->hello, on_hello_late, bl_time_scaled_ms(CONN_HELLO_MS), 0);
     conn->decoder.message_max = CONN_HELLO_BYTES;
@@ -283,6 +285,7 @@ void conn_hello_came(struct conn *conn)
 {
     if (conn->has_hello) {
         uv_timer_stop(&conn->hello);
+        conn->is_stranger = 0;
     }
     conn->decoder.message_max = WIRE_MESSAGE_BYTES_MAX;
 }

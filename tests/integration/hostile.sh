@@ -77,7 +77,7 @@ case_sockets() {
     local kib
     kib=$(private_kib "${CL_PID[node0]}")
     echo "private memory of the head's daemon: $kib0 KiB before, $kib KiB under attack"
-    [ "$kib" -lt $((kib0 + 65536)) ] || it_fail "its memory grew from $kib0 to $kib KiB"
+    [ "$kib" -lt $((kib0 + 24576)) ] || it_fail "its memory grew from $kib0 to $kib KiB"
     # A rank dies now: it must be known, replaced and attached to all the same.
     it_before
     kill -KILL "$(cl_rank_pid 1)"
