@@ -75,6 +75,9 @@ static int fill_checkpoint(struct ckpt_store *store, const struct ckpt_entry *en
         ret->job_json = manifest.job;
         manifest.job = NULL;
         ckpt_manifest_close(&manifest);
+    } else {
+        free(ret->parts);
+        ret->parts = NULL;
     }
     return rc;
 }
