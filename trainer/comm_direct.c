@@ -35,7 +35,7 @@ static int tell(struct comm_group *g, const void *data, const uint64_t *number,
                                             .address = (uint64_t)(uintptr_t)data,
                                             .proof = (uint64_t)(uintptr_t)number,
                                             .number = *number};
-    return comm_group_allgather(g, g->direct, g->bounds, msg);
+    return comm_group_gather_sent(g, g->direct, g->bounds, msg);
 }
 
 static int64_t read_of(const struct comm_direct *of, uint64_t address, void *to, uint64_t bytes)

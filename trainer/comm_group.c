@@ -188,6 +188,19 @@ static int gather_direct(struct comm_group *g, uint8_t *base, const uint64_t *bo
     return rc == 0 ? comm_direct_part(g, msg) : rc;
 }
 
+int comm_group_gather_sent(struct comm_group *group, void *base, const uint64_t *bounds,
+                           struct bl_errmsg *msg)
+{
+    struct comm_part *sends = group->parts, *recvs = group->parts + group->count;
+    uint8_t *bytes = base;
+    uint32_t me = group->me;
+    for (uint32_t m = 0; m < group->count; m++) {
+        sends[m] = (struct comm_part){bytes + bounds[me], bounds[me + 1] - bounds[me]};
+        recvs[m] = (struct comm_part){bytes + bounds[m], bounds[m + 1] - bounds[m]};
+    }
+    return comm_group_exchange(group, sends, recvs, msg);
+}
+
 int comm_group_allgather(struct comm_group *group, void *base, const uint64_t *bounds,
                          struct bl_errmsg *msg)
 {
@@ -198,14 +211,7 @@ int comm_group_allgather(struct comm_group *group, void *base, const uint64_t *b
             return rc != 0 ? rc : gather_direct(group, base, bounds, msg);
         }
     }
-    struct comm_part *sends = group->parts, *recvs = group->parts + group->count;
-    uint8_t *bytes = base;
-    uint32_t me = group->me;
-    for (uint32_t m = 0; m < group->count; m++) {
-        sends[m] = (struct comm_part){bytes + bounds[me], bounds[me + 1] - bounds[me]};
-        recvs[m] = (struct comm_part){bytes + bounds[m], bounds[m + 1] - bounds[m]};
-    }
-    return comm_group_exchange(group, sends, recvs, msg);
+    return comm_group_gather_sent(group, base, bounds, msg);
 }
 
 int comm_group_broadcast(struct comm_group *group, uint32_t root, void *data, uint64_t bytes,
@@ -228,7 +234,7 @@ int comm_group_sum_u64(struct comm_group *group, uint64_t *values, uint32_t coun
         group->bounds[m] = m * row;
     }
     memcpy(group->words + group->me * count, values, row);
-    int rc = comm_group_allgather(group, group->words, group->bounds, msg);
+    int rc = comm_group_gather_sent(group, group->words, group->bounds, msg);
     for (uint32_t i = 0; rc == 0 && i < count; i++) {
         values[i] = 0;
         for (uint32_t m = 0; m < group->count; m++) {

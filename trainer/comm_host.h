@@ -226,6 +226,10 @@ void comm_requests_free(struct comm *comm);
 
 /* A collective begins: the next number of the group. */
 void comm_group_begin(struct comm_group *group);
+/* As comm_group_allgather, by messages whatever the size: what reading directly is made of, and all
+ * that has its bounds or its data in the group's own memory, which that overwrites. */
+int comm_group_gather_sent(struct comm_group *group, void *base, const uint64_t *bounds,
+                           struct bl_errmsg *msg);
 /* Fills a message of the running collective; *open counts it. */
 void comm_group_message(struct comm_group *group, struct comm_request *request, uint32_t member,
                         uint32_t stream, void *data, uint64_t bytes);
