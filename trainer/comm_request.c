@@ -198,6 +198,7 @@ static int take_early(struct comm *c, struct comm_link *link, struct comm_reques
             unstick(c, i);
         }
     }
+    comm_link_wake(c, request->peer); /* its end must show, too */
     return 0;
 }
 
