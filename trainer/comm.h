@@ -71,7 +71,8 @@ struct comm_config {
     uint64_t early_bytes_max;      /* of messages that came before their receives; 0: the default */
     int is_private; /* peers' memory is not read, nor this one's by them: all through rings */
     /* Flight recorder: call `sequence` is entered (waiting 1) or left (0); may be NULL. Every
-     * collective of any group and every comm_wait is the next number of this rank. */
+     * collective of any group and every comm_wait or comm_wait_all is the next number of this rank.
+     */
     void (*note)(void *ctx, uint64_t sequence, uint32_t waiting);
     void *note_ctx;
 };
@@ -185,6 +186,10 @@ BL_MUST_CHECK int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag
 
 /* Waits until the request is done, and frees it; after an error comm_free does. NULL: done. */
 BL_MUST_CHECK int comm_wait(struct comm *comm, struct comm_request *request, struct bl_errmsg *msg);
+/* The same of `count` requests, none NULL, as one call, also of none: ranks whose numbers of
+ * messages differ count the same calls. */
+BL_MUST_CHECK int comm_wait_all(struct comm *comm, struct comm_request *const *requests,
+                                uint32_t count, struct bl_errmsg *msg);
 /* Whether comm_wait would return at once. Moves nothing. */
 int comm_is_done(const struct comm_request *request);
 

@@ -296,25 +296,40 @@ int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag, void *data, 
     return 0;
 }
 
-static int is_request_over(void *ctx, struct bl_errmsg *msg)
+struct wait_list {
+    struct comm_request *const *requests;
+    uint32_t left; /* those behind are done */
+};
+
+static int is_list_over(void *ctx, struct bl_errmsg *msg)
 {
+    struct wait_list *list = ctx;
     (void)msg;
-    return comm_is_done(ctx);
+    while (list->left > 0 && list->requests[list->left - 1]->is_done) {
+        list->left--;
+    }
+    return list->left == 0;
+}
+
+int comm_wait_all(struct comm *comm, struct comm_request *const *requests, uint32_t count,
+                  struct bl_errmsg *msg)
+{
+    struct wait_list list = {requests, count};
+    for (uint32_t i = 0; i < count; i++) {
+        requests[i]->is_wanted = 1;
+        unstick(comm, requests[i]->peer);
+    }
+    int rc = comm_drive(comm, is_list_over, &list, msg);
+    for (uint32_t i = 0; rc == 0 && i < count; i++) {
+        requests[i]->next = comm->spare;
+        comm->spare = requests[i];
+    }
+    return rc;
 }
 
 int comm_wait(struct comm *comm, struct comm_request *request, struct bl_errmsg *msg)
 {
-    if (request == NULL) {
-        return 0;
-    }
-    request->is_wanted = 1;
-    unstick(comm, request->peer);
-    int rc = comm_drive(comm, is_request_over, request, msg);
-    if (rc == 0) {
-        request->next = comm->spare;
-        comm->spare = request;
-    }
-    return rc;
+    return request == NULL ? 0 : comm_wait_all(comm, &request, 1, msg);
 }
 
 int comm_is_done(const struct comm_request *request)

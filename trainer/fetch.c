@@ -129,10 +129,9 @@ static int ask(struct train_fetch *fetch, uint32_t unit, struct comm *comm, stru
 /* The unit that is on its way has come: its buffer. */
 static int take(struct train_fetch *fetch, struct comm *comm, float **ret, struct bl_errmsg *msg)
 {
-    int rc = 0;
-    for (uint32_t i = 0; rc == 0 && i < fetch->request_count; i++) {
-        rc = comm_wait(comm, fetch->requests[i], msg);
-    }
+    int rc = fetch->shard->grid.dp == 1
+                 ? 0
+                 : comm_wait_all(comm, fetch->requests, fetch->request_count, msg);
     fetch->request_count = 0;
     fetch->next = NO_UNIT;
     *ret = fetch->memory + fetch->turn * fetch->buffer_elems;
