@@ -235,11 +235,6 @@ void lane_sum_free(struct lane_sum *sum)
     free(sum);
 }
 
-uint32_t lane_sum_count(const struct lane_sum *sum)
-{
-    return sum->lane_count;
-}
-
 uint32_t lane_sum_lane(const struct lane_sum *sum, uint32_t k)
 {
     BL_ASSERT(k < sum->lane_count);

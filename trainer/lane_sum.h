@@ -42,8 +42,9 @@ void lane_sum_free(struct lane_sum *sum); /* NULL is fine */
 /* Bytes that lane_sum_new takes for the rank of `shard`. */
 uint64_t lane_sum_bytes(const struct train_shard *shard, uint32_t lanes);
 
-/* The lanes of this rank's replica, in the order in which they must be done. */
-uint32_t lane_sum_count(const struct lane_sum *sum);
+/* The lanes of this rank's replica (bl_lanes_load of them), in the order in which they must be
+ * done.
+ */
 uint32_t lane_sum_lane(const struct lane_sum *sum, uint32_t k);
 /* Whether the lane is one of replica d's. */
 int lane_sum_has(const struct lane_sum *sum, uint32_t d, uint32_t lane);
