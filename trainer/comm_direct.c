@@ -15,6 +15,8 @@
 
 #include "trainer/comm_host.h"
 
+#define DIRECT_READ_BYTES (4u << 20) /* at once: about a millisecond, then an abort is seen */
+
 enum { NO_DIRECT = -1, UNTRIED = 0, DIRECT = 1 };
 
 struct comm_direct { /* what a member tells */
@@ -119,7 +121,8 @@ int comm_direct_read(struct comm_group *group, uint32_t member, uint64_t offset,
             bl_err_code(&why, BL_EABORTED, "collective of a group");
             return comm_fail(group->comm, BL_EABORTED, &why, msg);
         }
-        int64_t n = read_of(of, of->address + offset + done, (uint8_t *)to + done, bytes - done);
+        uint64_t left = bytes - done < DIRECT_READ_BYTES ? bytes - done : DIRECT_READ_BYTES;
+        int64_t n = read_of(of, of->address + offset + done, (uint8_t *)to + done, left);
         if (n <= 0) {
             bl_err_code(&why, BL_EPEER, "rank %u", group->ranks[member]);
             return comm_fail(group->comm, BL_EPEER, &why, msg);
