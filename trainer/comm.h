@@ -17,11 +17,12 @@
  * every call moves all that is under way: a long computation calls comm_poke now and then.
  *
  * Host back end (comm_host*.c): ranks of one node (equal node names) pass bytes through rings in
- * shared memory that leaves no name behind; ranks of different nodes use TCP, on one machine too.
+ * shared memory that leaves no name behind, and read large data where they lie in each other's
+ * memory if all of a group can; ranks of different nodes use TCP, on one machine too.
  * Every pair holds a TCP connection, opened by a handshake keyed per generation: it proves that
  * both know the key before anything else is believed, and its end tells that the peer is gone. A
  * waiting call spins for at most COMM_SPIN_US, and not at all when the node has more ranks than
- * processors; then it sleeps in poll.
+ * processors; then it sleeps in epoll_wait.
  *
  * Sums: floating-point numbers are added in the order of a group's members, ((r0 + r1) + r2) + ...,
  * whatever arrives first; a sum over lanes that must not know ranks (lane_sum.h) exchanges here and

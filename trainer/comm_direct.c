@@ -4,8 +4,11 @@
  * wants the right to trace the peer (the same user, and a kernel and container that allow it), so a
  * group tries it once, all members together: each tells the address of a random number, and all
  * must have read all the others'. Memory is only ever read, so a process that took over the number
- * of a dead peer loses nothing; what was read counts only after the collective that ends every
- * direct one, and a dead peer is not in that.
+ * of a dead peer loses nothing. The collective that ends every direct one tells that all have read,
+ * so that data may change; of whoever got no further than that, because it gave up, another may
+ * have read what was no longer there. So what was read counts once its owner has been heard of
+ * again: a step is applied after a vote, and weights that are gathered after it are used up before
+ * the next.
  */
 #include <errno.h>
 #include <stdlib.h>

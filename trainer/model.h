@@ -5,10 +5,15 @@
  * A rank has all of a model or a part of it (struct train_part): a slice of every layer (tensor
  * parallel), some of the layers (pipeline). What is where:
  *
- *     flat order    the whole model as this tp rank has it; tensors on borders of KERN_BLOCK
- * (4,096) | unit 0 embed | unit 1 layer 0 | unit 2 layer 1 | ... | unit L+1 norm, head | local
- * order   the units that this rank has, packed | unit 1 layer 0 | unit 2 layer 1 | params local
- * order, fp32, then a copy of the embedding when the head is tied to one that lies on another stage
+ *     flat order    the whole model as this tp rank has it, on borders of KERN_BLOCK (4,096)
+ *                   | unit 0 embed | unit 1 layer 0 | unit 2 layer 1 | ... | unit L+1 norm, head |
+ *
+ *     local order   the units that this rank has, packed
+ *                   | unit 1 layer 0 | unit 2 layer 1 |
+ *
+ *     params        local order, fp32, then a copy of the embedding when the head is tied to one
+ *                   that lies on another stage
+ *
  *     grads         local order, fp32, then on the rank that has a tied head the head's own region:
  *                   head and embedding keep separate accumulators through the lane tree and are
  *                   added once after it (train_model_tied_finish)

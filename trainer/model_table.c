@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model's logical tensors: names, shapes, boxes, places in flat order, initial
- * weights.
+ * The model's logical tensors: names, shapes, boxes, places in flat order, initial weights.
  */
 #include <errno.h>
 #include <stdio.h>
