@@ -198,7 +198,8 @@ static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct b
     m[TRAIN_DRY_GRADIENTS] = train_place_has_rounds(job, s->grid.pp)
                                  ? lane_rounds_bytes(&s->shard, job->lanes)
                                  : lane_sum_bytes(&s->shard, job->lanes);
-    m[TRAIN_DRY_MESSAGES] = train_stage_bytes(&stage);
+    m[TRAIN_DRY_MESSAGES] =
+        train_stage_bytes(&stage) + (s->grid.pp > 1 ? train_stage_early_bytes(&stage) : 0);
     m[TRAIN_DRY_GATHER] = alike_elems(s, &out) * sizeof(float) +
                           (s->grid.tp + 1) * (flat / KERN_BLOCK) * sizeof(double);
     m[TRAIN_DRY_ACTIVATIONS] = model.sets;

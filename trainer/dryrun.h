@@ -20,7 +20,7 @@
     X(TIED_COPY, "tied_copy", "embedding beside a head tied to it on another stage")               \
     X(SLOTS, "slots", "weights and moments that are owned, in every slot")                         \
     X(GRADIENTS, "gradients", "stack of gradients, received slices, tied accumulators")            \
-    X(MESSAGES, "messages", "streams between stages, tokens")                                      \
+    X(MESSAGES, "messages", "streams between stages, and those that neighbours are ahead; tokens") \
     X(GATHER, "gather", "what slices have alike, the norm's sums")                                 \
     X(ACTIVATIONS, "activations", "sets kept from forward to backward")                            \
     X(LOGITS, "logits", "with their gradient, on the last stage")                                  \

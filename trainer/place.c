@@ -194,18 +194,24 @@ static int place_params(struct train_rank *rank, struct bl_errmsg *msg)
                : bl_err_code(msg, -ENOMEM, "%llu bytes for weights", (unsigned long long)bytes);
 }
 
-static int place_stage(struct train_rank *rank, const struct train_part *part,
-                       struct bl_errmsg *msg)
+/* Of the rank's part. */
+static struct train_stage_config stage_config(const struct train_rank *rank)
 {
     const struct bl_job *job = rank->job;
+    const struct train_part *part = &rank->part;
     uint64_t tokens = (uint64_t)job->train.micro_batch * job->train.seq_len;
-    const struct train_stage_config config = {
-        .model = rank->model,
-        .grid = rank->grid,
-        .chunks = part->chunks,
-        .sets = part->sets,
-        .tokens = tokens,
-        .stream_elems = tokens / (part->sequence ? part->tp : 1) * job->model.dim};
+    return (struct train_stage_config){.model = rank->model,
+                                       .grid = rank->grid,
+                                       .chunks = part->chunks,
+                                       .sets = part->sets,
+                                       .tokens = tokens,
+                                       .stream_elems = tokens / (part->sequence ? part->tp : 1) *
+                                                       job->model.dim};
+}
+
+static int place_stage(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    const struct train_stage_config config = stage_config(rank);
     return train_stage_new(&rank->stage, &config, msg);
 }
 
@@ -253,7 +259,7 @@ static int take_place(struct train_rank *rank, struct bl_errmsg *msg)
         rc = train_shard_init(&rank->shard, rank->model, &rank->grid, job->zero, msg);
     }
     if (rc == 0) {
-        rc = place_stage(rank, &rank->part, msg);
+        rc = place_stage(rank, msg);
     }
     if (rc == 0) {
         rc = place_slices(rank, msg);
@@ -291,7 +297,8 @@ int train_rank_place(struct train_rank *rank, const struct train_grid *grid, str
 
 uint64_t train_rank_early_bytes(const struct train_rank *rank)
 {
-    return train_stage_early_bytes(rank->stage);
+    const struct train_stage_config config = stage_config(rank);
+    return train_stage_early_bytes(&config);
 }
 
 /* ---- a generation ---- */

@@ -52,9 +52,8 @@ uint64_t train_stage_bytes(const struct train_stage_config *config)
            2 * config->sets * config->tokens * sizeof(int32_t);
 }
 
-uint64_t train_stage_early_bytes(const struct train_stage *stage)
+uint64_t train_stage_early_bytes(const struct train_stage_config *config)
 {
-    const struct train_stage_config *config = &stage->config;
     /* Activations that the stage before has sent wait for their backward there, and gradients that
      * the stage behind has sent are of what waits here: each at most the first stage's bound. */
     uint64_t bound = train_pipeline_bound(config->grid.pp, 0, config->chunks);

@@ -55,7 +55,7 @@ uint64_t train_stage_bytes(const struct train_stage_config *config);
 
 /* Bytes of messages that may arrive before this rank asks for them (comm_config.early_bytes_max):
  * what the neighbours can be ahead by the bounds of the schedule. */
-uint64_t train_stage_early_bytes(const struct train_stage *stage);
+uint64_t train_stage_early_bytes(const struct train_stage_config *config);
 
 /* Runs all operations of `pipeline` (the config's stage and chunks; no more sets). `comm` NULL:
  * a world of one. The errors of passes, work and communicator; BL_EABORTED soon after an abort.
