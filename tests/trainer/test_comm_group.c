@@ -359,6 +359,47 @@ static void test_call_that_waits_behind_the_bound_is_refused(void **state)
     run_processes("ab", over_bound_body);
 }
 
+static void note_last(void *ctx, uint64_t sequence, uint32_t waiting)
+{
+    uint64_t *last = ctx;
+    (void)waiting;
+    *last = sequence;
+}
+
+/* Rank 0 has two messages for rank 1, rank 2 none: all make one call. */
+static int wait_all_body(struct world *w, uint32_t rank)
+{
+    struct comm *c = NULL;
+    struct comm_request *r[2] = {NULL};
+    uint8_t *data[2] = {NULL};
+    uint64_t calls = 0;
+    uint32_t count = rank == 2 ? 0 : 2;
+    struct comm_config config = world_config(w, rank);
+    config.note = note_last;
+    config.note_ctx = &calls;
+    CHECK(join_with(&c, w, &config, JOIN_MS) == 0);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(fill(&data[i], LARGE_BYTES, rank * 2 + i) == 0);
+        CHECK((rank == 0 ? comm_send_start(c, 1, i, data[i], LARGE_BYTES, &r[i], &msg)
+                         : comm_recv_start(c, 0, i, data[i], LARGE_BYTES, &r[i], &msg)) == 0);
+    }
+    CHECK(comm_wait_all(c, r, count, &msg) == 0 && calls == 1);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(is_filled(data[i], LARGE_BYTES, i));
+        free(data[i]);
+    }
+    CHECK(comm_barrier(c, &msg) == 0 && calls == 2);
+    comm_free(c);
+    return 0;
+}
+
+static void test_waiting_for_all_is_one_call_of_any_number(void **state)
+{
+    (void)state;
+    run_processes("aaa", wait_all_body);
+    run_processes("abc", wait_all_body);
+}
+
 static int sizes_body(struct world *w, uint32_t rank)
 {
     struct comm *c = NULL;
@@ -456,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_early_message_is_kept),
         cmocka_unit_test(test_early_message_over_the_bound_waits_at_the_sender),
         cmocka_unit_test(test_call_that_waits_behind_the_bound_is_refused),
+        cmocka_unit_test(test_waiting_for_all_is_one_call_of_any_number),
         cmocka_unit_test(test_message_of_another_size_is_an_error),
         cmocka_unit_test(test_poke_alone_moves_a_message),
         cmocka_unit_test(test_push_hands_a_message_to_who_waits),
