@@ -23,7 +23,15 @@
 
 static struct bl_errmsg msg; /* of no interest where the code says all */
 
-enum call { CALL_RECV, CALL_SEND, CALL_SUM, CALL_SCATTER, CALL_GATHER, CALL_END };
+enum call {
+    CALL_RECV,
+    CALL_SEND,
+    CALL_SUM,
+    CALL_SCATTER,
+    CALL_GATHER,
+    CALL_LARGE_GATHER,
+    CALL_END
+};
 
 /* One call of the group of ranks 0 and 1, which waits for the other one. */
 static int run_call(struct comm *c, struct comm_group *g, enum call call, float *data)
@@ -46,6 +54,10 @@ static int run_call(struct comm *c, struct comm_group *g, enum call call, float 
         return comm_group_sum_f32(g, data, SUM_ELEMS, &why);
     case CALL_SCATTER:
         return comm_group_reduce_scatter_f32(g, data, bounds, &why);
+    case CALL_LARGE_GATHER: /* read where it lies, on one node */
+        bounds[1] = SUM_ELEMS * sizeof *data / 2;
+        bounds[2] = SUM_ELEMS * sizeof *data;
+        return comm_group_allgather(g, data, bounds, &why);
     default:
         return comm_group_allgather(g, data, bounds, &why);
     }
