@@ -216,8 +216,10 @@ static int on_verified(struct engine *engine, const struct wire_frame *frame)
 
     for (uint32_t i = engine->daemon->run_count; rc == 0 && i > 0; i--) {
         struct run *run = engine->daemon->runs[i - 1];
+        const struct wire_save *save =
+            said.attempt ? core_member_save(run->member, said.attempt) : NULL;
 
-        if (said.attempt && core_member_save(run->member, said.attempt)) {
+        if (save && save->apart) {
             core_member_on_engine_verified(run->member, said.attempt, said.rc, said.text,
                                            daemon_now_ms());
             run_pump(run);
