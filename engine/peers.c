@@ -14,6 +14,7 @@
 
 #define PEER_MS       30000u /* without an answer or a byte: the peer is away */
 #define PEER_KEY_MS   3000u  /* so long a peer may not know the newest key yet */
+#define PEER_BUSY_MS  30000u /* so long as many as it serves may be at its files */
 #define PEER_PAUSE_MS 50u
 #define PEER_BREAKS   2 /* connections that break are made anew so often */
 
@@ -49,7 +50,16 @@ static bool question_of(const struct engine_peers *peers, const char *path,
     return false;
 }
 
-/* Asks a peer, with new connections where old ones broke. */
+/* Does a peer that refused deserve the same question once more? */
+static bool is_passing(int rc, uint64_t began_ns)
+{
+    uint32_t patience_ms = rc == -EACCES ? PEER_KEY_MS : rc == -EBUSY ? PEER_BUSY_MS : 0;
+
+    return bl_now_ns() - began_ns < bl_time_scaled_ms(patience_ms) * 1000000;
+}
+
+/* Asks a peer, with new connections where old ones broke. One that hangs is asked once: an engine
+ * that waits for long is called stuck itself. */
 static int peer_ask(struct engine_peers *peers, uint32_t peer, struct wire_bulk_file *question,
                     void *out, uint64_t *ret_file_bytes)
 {
@@ -58,7 +68,7 @@ static int peer_ask(struct engine_peers *peers, uint32_t peer, struct wire_bulk_
     struct wire_bulk_question ask = {
         .type = WIRE_TYPE_BULK_FILE, .question = question, .bytes = question->bytes};
     struct bl_errmsg why = {0};
-    uint64_t patience = bl_now_ns() + bl_time_scaled_ms(PEER_KEY_MS) * 1000000;
+    uint64_t began_ns = bl_now_ns();
     int rc = 0;
 
     for (int breaks = 0; breaks <= PEER_BREAKS;) {
@@ -78,8 +88,8 @@ static int peer_ask(struct engine_peers *peers, uint32_t peer, struct wire_bulk_
         }
         if (!ask.refused) {
             wire_sock_close(sock);
-            breaks++;
-        } else if (rc != -EACCES || bl_now_ns() >= patience) {
+            breaks = rc == BL_EDEADLINE ? PEER_BREAKS + 1 : breaks + 1;
+        } else if (!is_passing(rc, began_ns)) {
             break;
         } else {
             nanosleep(&pause, NULL);
@@ -207,12 +217,12 @@ int engine_peers_init(struct engine_peers *peers, const struct wire_engine_peers
     peers->io.ops = &peers->ops;
     peers->socks = calloc(from->peer_count + 1u, sizeof(*peers->socks));
     peers->away = calloc(from->peer_count + 1u, sizeof(*peers->away));
+    for (uint32_t i = 0; peers->socks != NULL && i < from->peer_count; i++) {
+        peers->socks[i].fd = -1;
+    }
     if (peers->socks == NULL || peers->away == NULL) {
         engine_peers_close(peers);
         return bl_err_code(msg, -ENOMEM, "%u peers", from->peer_count);
-    }
-    for (uint32_t i = 0; i < from->peer_count; i++) {
-        peers->socks[i].fd = -1;
     }
     return 0;
 }
