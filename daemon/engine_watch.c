@@ -83,6 +83,16 @@ static void watch_stuck(struct engine *engine, uint64_t still_ms)
     roots_tell(engine);
 }
 
+/* What the disk below the root of this node has moved. */
+static uint64_t watch_sectors(const struct engine *engine)
+{
+    char path[WIRE_ROOT_MAX];
+
+    return engine_root_path(engine->daemon->config.name, engine->path, path, sizeof(path)) == 0
+               ? engine_life_sectors(path, "/proc/self/mountinfo", "/sys/dev/block")
+               : 0;
+}
+
 static void on_watch(uv_timer_t *timer)
 {
     struct engine *engine = timer->data;
@@ -93,7 +103,7 @@ static void on_watch(uv_timer_t *timer)
         return;
     }
     uint64_t io = engine_life_io(engine->pid), cpu = engine_life_cpu_ticks(engine->pid);
-    uint64_t sectors = engine_life_sectors(engine->path, "/proc/self/mountinfo", "/sys/dev/block");
+    uint64_t sectors = watch_sectors(engine);
     uint64_t gap = now - engine->looked_ms;
 
     if (gap > 3 * uv_timer_get_repeat(timer)) { /* we did not look: stopped, or the machine slept */
