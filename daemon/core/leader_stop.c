@@ -104,9 +104,7 @@ int leader_stop_step(struct core_leader *l, int is_stuck)
         leader_wait_set(l, CORE_WAIT_SCAN, "the scan of the roots");
         l->scan_wanted = !l->scan_pending;
     } else if (lacks >= 0 && !is_late) {
-        leader_wait_set(l, CORE_WAIT_SCAN, "root %.200s, which cannot be looked at",
-                        l->roots[lacks].path);
-        leader_scan_want(l);
+        leader_scan_wait(l, (uint32_t)lacks);
     } else if (leader_saves_committing(l) > pick.step) {
         leader_wait_set(l, CORE_WAIT_SAVE, "the commit of a newer step");
     } else if (pick.found && pick.from_memory && !pick.checkpoint && pick.step > 0) {
