@@ -52,8 +52,7 @@ struct core_leader_config {
     const char *name; /* of the job; copied */
     const char *node; /* that this leader runs on; copied; NULL: no root is apart */
     uint64_t head_epoch, incarnation;
-    uint64_t seed,
-        secret; /* random: ids are drawn from the first, generation keys from the second */
+    uint64_t seed, secret; /* random: of ids; of generation and file keys */
     uint32_t ranks, lanes, nodes_min;
     uint32_t tp, pp, pp_min; /* of the job's layout: leader_layout.h; 0: 1 */
     uint64_t steps;          /* of the job: at this step it is finished; 0 no end */
@@ -130,8 +129,7 @@ struct core_commit { /* what COMMIT writes */
 enum core_request {
     CORE_REQUEST_SAVE = 1,
     CORE_REQUEST_STOP = 2,    /* stop after a step, save, end resumable */
-    CORE_REQUEST_ABANDON = 3, /* recover --abandon: go on without proof that the former generation
-                                 is over */
+    CORE_REQUEST_ABANDON = 3, /* go on without proof that the former generation is over */
     CORE_REQUEST_RESUME = 4   /* release HOLD */
 };
 
@@ -195,8 +193,7 @@ enum core_wait { /* what the run waits for */
                  CORE_WAIT_PARK,  /* ranks of the old generation to park or be gone */
                  CORE_WAIT_JOIN,  /* started ranks to join */
                  CORE_WAIT_FENCE, /* proof that the former generation is over (recover --abandon) */
-                 CORE_WAIT_STATE, /* a node that alone holds the newest state, or any state at all
-                                   */
+                 CORE_WAIT_STATE, /* a node that alone holds the newest state, or any at all */
                  CORE_WAIT_SCAN,  /* the scan of the roots */
                  CORE_WAIT_LOAD,  /* members to load and connect */
                  CORE_WAIT_SAVE,  /* the last save to be committed */
@@ -250,14 +247,13 @@ struct core_status_root {
     char path[WIRE_ROOT_MAX];
     uint64_t every; /* steps between saves in force; 0: by request and at the end */
     uint32_t is_auto, stuck;
-    uint64_t committed_step; /* UINT64_MAX none */
-    char dir[WIRE_DIR_MAX];  /* of it */
-    uint32_t replicated;     /* another root has the same step */
-    uint64_t verified_step;  /* newest that was read back; UINT64_MAX none */
-    uint64_t
-        verify_failed_step; /* newest found damaged, or that could not be read; UINT64_MAX none */
-    uint64_t committed, failed, skipped;          /* saves, since this leader began */
-    uint32_t failing;                             /* saves in a row that failed */
+    uint64_t committed_step;             /* UINT64_MAX none */
+    char dir[WIRE_DIR_MAX];              /* of it */
+    uint32_t replicated;                 /* another root has the same step */
+    uint64_t verified_step;              /* newest that was read back; UINT64_MAX none */
+    uint64_t verify_failed_step;         /* newest damaged or unreadable; UINT64_MAX none */
+    uint64_t committed, failed, skipped; /* saves, since this leader began */
+    uint32_t failing;                    /* saves in a row that failed */
     uint64_t last_ms, last_bytes, last_raw_bytes; /* of the newest commit; 0 none yet */
     uint64_t stall_ms;  /* training time that one save costs, as measured */
     uint32_t inflation; /* step time while saves are written / without, in 1/1000; 0 unknown */
