@@ -369,6 +369,20 @@ static int rebuilt_name(const struct repair *repair, const char *old, char ret[C
     return BL_ELIMIT;
 }
 
+/* Has another node this manifest too, because a part is its? Then it stays as it is: two that
+ * differ are two checkpoints, neither of them whole. */
+static bool manifest_is_shared(const struct repair *repair)
+{
+    const struct ckpt_manifest *manifest = &repair->opened.manifest;
+    uint32_t p = 0;
+
+    while (p < manifest->part_count &&
+           !ckpt_part_is_elsewhere(repair->job->store, &manifest->parts[p])) {
+        p++;
+    }
+    return p < manifest->part_count;
+}
+
 /* The part has other bytes than the manifest says (another zstd, another chunk size): it goes
  * beside the old one under a name of its own, and the new manifest is what replaces the one by the
  * other. Before that all is as it was, after that all is good. */
@@ -380,6 +394,12 @@ static int place_renamed(struct repair *repair, uint32_t p, const char *temp,
     char name[CKPT_PART_NAME_MAX];
     int rc = rebuilt_name(repair, old.name, name);
 
+    if (manifest_is_shared(repair)) {
+        return bl_err(msg, BL_ECONFLICT,
+                      "%s: comes out with other bytes, and other nodes have its manifest: make a "
+                      "new checkpoint of the copy (ckpt-tool reshard)",
+                      old.name);
+    }
     if (rc < 0) {
         return bl_err(msg, rc, "%s: no name for the part that replaces it", old.name);
     }
@@ -517,6 +537,16 @@ static int part_put_right(struct repair *repair, uint32_t p, struct look *look, 
     return 0;
 }
 
+/* Is it another node's, and not here? In a root that a node has for itself that is no damage. */
+static bool part_is_away(const struct repair *repair, const struct ckpt_part *part,
+                         const char *path)
+{
+    uint64_t size;
+
+    return ckpt_part_is_elsewhere(repair->job->store, part) &&
+           repair->io->ops->size(repair->io, path, &size) == -ENOENT;
+}
+
 int repair_part(struct repair *repair, uint32_t p, struct bl_errmsg *msg)
 {
     const struct ckpt_part *part = &repair->opened.manifest.parts[p];
@@ -527,6 +557,10 @@ int repair_part(struct repair *repair, uint32_t p, struct bl_errmsg *msg)
 
     ckpt_part_file(file, part->name, repair->codec);
     rc = ckpt_path_join(path, repair->path, file, NULL, msg);
+    if (rc == 0 && part_is_away(repair, part, path)) {
+        repair->bytes_all -= part->bytes;
+        return 0;
+    }
     rc = rc < 0 ? rc : look_at(&look, p, path, msg);
     if (rc == 0 && !look.index_good) {
         rc = patch_index(repair, p, &look, msg);

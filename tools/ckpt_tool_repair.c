@@ -84,7 +84,8 @@ static int check_result(struct repair *repair, struct ckpt_repair_result *result
                 json_string_value(json_object_get(finding, "text")), false);
     }
     json_decref(one.findings);
-    if (code == TOOL_GOOD && !one.gone &&
+    /* What other nodes have too only the run marks, when all have read back theirs. */
+    if (code == TOOL_GOOD && !one.gone && one.result.elsewhere == 0 &&
         ckpt_opened_manifest(repair->store, repair->dir, &opened, NULL) == 0) {
         BL_IGNORE(ckpt_verified_mark(repair->store, repair->dir, opened.manifest_digest, NULL),
                   "only a help for retention");

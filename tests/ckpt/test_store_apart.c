@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "ckpt/io_roots.h"
+#include "ckpt/repair.h"
 #include "ckpt/retain.h"
 #include "ckpt/store.h"
 #include "tests/ckpt/sample.h"
@@ -316,6 +317,40 @@ static void test_retention_counts_what_was_verified_everywhere(void **state)
     ckpt_store_close(store);
 }
 
+static void on_told(void *arg, const char *file, const char *text, bool done)
+{
+    (void)arg;
+    (void)done;
+    fail_msg("%s: %s", file, text);
+}
+
+/* The other node's part is no damage, and is not brought here from a copy. */
+static void test_a_repair_leaves_other_nodes_parts_where_they_are(void **state)
+{
+    uint64_t digest = compose(1);
+    struct ckpt_place copy = {.dir = DIR1};
+    struct ckpt_repair_job job = {.dir = DIR1, .copies = &copy, .copy_count = 1, .told = on_told};
+    struct ckpt_repair_result result;
+    struct ckpt_store *store = NULL;
+    struct ckpt_opened opened = {0};
+
+    (void)state;
+    OK(open_node(&store, 1, NULL, msg));
+    OK(prepare(store, 1, digest, msg));
+    publish(0, 1, digest);
+    publish(1, 1, digest);
+    OK(open_node(&copy.store, 0, NULL, msg));
+    job.store = store;
+    OK(ckpt_repair(&job, &result, msg));
+    assert_int_equal(result.repaired + result.failed, 0);
+    OK(ckpt_opened_load(store, DIR1, &opened, msg));
+    assert_int_equal(opened.parts_here, 1);
+    assert_true(opened.manifest_digest == digest);
+    ckpt_opened_close(&opened);
+    ckpt_store_close(copy.store);
+    ckpt_store_close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +362,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_root_of_another_node_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(
             test_an_own_part_that_is_gone_is_damage_another_node_s_is_not, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_repair_leaves_other_nodes_parts_where_they_are,
+                                        setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_failed_operation_is_tried_again, setup, teardown),
         cmocka_unit_test_setup_teardown(test_retention_counts_what_was_verified_everywhere, setup,
                                         teardown),
