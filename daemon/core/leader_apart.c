@@ -75,8 +75,7 @@ void leader_apart_scan(struct core_leader *l)
     }
     l->scan_id = leader_random(l);
     for (uint32_t i = 0; i < l->node_count; i++) {
-        node_forget(&l->nodes[i]);
-        l->nodes[i].dirty = 1;
+        l->nodes[i].dirty = 1; /* what it said before tells still who may be asked for files */
     }
 }
 
@@ -133,6 +132,11 @@ static int ref_order(const void *a_, const void *b_)
     return a->node < b->node ? -1 : a->node > b->node;
 }
 
+static int node_has_answered(const struct core_leader *l, const struct leader_node *node)
+{
+    return node->connected && node->scan_id == l->scan_id;
+}
+
 static struct apart_ref *refs_gather(const struct core_leader *l, uint32_t *ret_count)
 {
     struct apart_ref *refs = NULL;
@@ -140,7 +144,7 @@ static struct apart_ref *refs_gather(const struct core_leader *l, uint32_t *ret_
 
     for (uint32_t n = 0; n < l->node_count; n++) {
         const struct leader_node *node = &l->nodes[n];
-        for (uint32_t i = 0; node->connected && i < node->holding_count; i++) {
+        for (uint32_t i = 0; node_has_answered(l, node) && i < node->holding_count; i++) {
             const struct wire_holding *holding = &node->holdings[i];
             if (holding->root < l->config.root_count && l->roots[holding->root].apart) {
                 refs = core_grow(refs, count, sizeof(*refs));
@@ -333,7 +337,7 @@ uint32_t leader_apart_assemble(struct core_leader *l, struct core_checkpoint **f
     }
     free(refs);
     for (uint32_t i = 0; i < l->node_count; i++) {
-        failed |= l->nodes[i].connected ? l->nodes[i].scan_failed : 0;
+        failed |= node_has_answered(l, &l->nodes[i]) ? l->nodes[i].scan_failed : 0;
     }
     return failed;
 }
