@@ -144,7 +144,7 @@ void leader_save_fail(struct core_leader *l, struct leader_save *s, const char *
     struct leader_root *root = &l->roots[s->save.root];
 
     if (s->save.apart) {
-        root->cancelled = s->save.attempt; /* the nodes drop it: it can never be committed */
+        root->cancelled = s->save.attempt; /* the nodes will drop it: it is never committed */
     } else if (s->stage == LEADER_SAVE_COMMITTING) {
         root->doubted = s->save.attempt;
         l->scan_done = 0; /* it may be there all the same: leader_roots_settle looks */
@@ -164,7 +164,23 @@ void leader_save_fail(struct core_leader *l, struct leader_save *s, const char *
     l->save_asked_tries += l->save_asked && s->save.step >= l->save_asked_step;
     /* Else training is not held: the next save tries again. */
     root->tries += l->ended && s->save.step == l->end_step;
-    save_end(l, s, WIRE_SAVE_CANCELLED);
+    /* While the record says that it commits, the next leader may commit what it finds prepared: the
+     * nodes are told to drop it when the record no longer does. */
+    int is_recorded =
+        s->save.apart && l->record.roots[s->save.root].committing_attempt == s->save.attempt;
+    save_end(l, s, is_recorded ? s->save.state : WIRE_SAVE_CANCELLED);
+}
+
+/* The record no longer says that it commits. */
+static void saves_drop(struct core_leader *l, uint64_t attempt)
+{
+    for (uint32_t i = 0; i < l->save_count; i++) {
+        struct leader_save *s = &l->saves[i];
+        if (s->save.attempt == attempt && s->stage == LEADER_SAVE_ENDED) {
+            s->save.state = WIRE_SAVE_CANCELLED;
+            leader_save_dirty(l, s);
+        }
+    }
 }
 
 static uint32_t parts_bare(const struct leader_save *s)
@@ -355,6 +371,7 @@ void leader_saves_stored(struct core_leader *l, enum leader_change change)
     }
     if (change == LEADER_COMMIT_FAILED) {
         l->roots[l->change_root].doubted = 0;
+        saves_drop(l, l->roots[l->change_root].cancelled);
     }
     if (s && change == LEADER_COMMITTING && s->stage == LEADER_SAVE_STORING) {
         save_commit(l, s);

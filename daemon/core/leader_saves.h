@@ -44,7 +44,7 @@ struct leader_root {     /* of the job; its index is the record's too */
     char *path;          /* owned */
     uint64_t every;      /* as the job says */
     uint32_t apart;      /* each node has it for itself */
-    uint64_t cancelled;  /* attempt of the newest save there that nodes were told to drop */
+    uint64_t cancelled;  /* attempt of the newest save there that failed: nodes drop it */
     uint64_t doubted;    /* attempt whose commit had no answer, and counts as failed; 0 none */
     uint32_t incomplete; /* apart: the newest committed one was not whole at the newest scan */
     char lacks[WIRE_TEXT_MAX]; /* what it lacks */
