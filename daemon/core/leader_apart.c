@@ -306,15 +306,35 @@ static void roots_doubt(struct core_leader *l)
     }
 }
 
+/* Steps + 1 of the newest whole ones of each root, 0 none: what older ones lack, as retention is
+ * not at the same moment everywhere, concerns nobody. */
+static void wholes_find(const struct core_leader *l, const struct apart_ref *refs, uint32_t count,
+                        uint64_t ret[WIRE_JOB_ROOTS])
+{
+    struct apart_group g;
+
+    memset(ret, 0, WIRE_JOB_ROOTS * sizeof(*ret));
+    for (uint32_t at = 0; at < count; at += g.count) {
+        group_make(l, &refs[at], count - at, &g);
+        const struct wire_holding *h = g.refs[0].holding;
+        if (g.is_committed && g.present == h->part_count && h->step >= ret[h->root] &&
+            leader_copy_is_admissible(&l->record, h->generation, h->step)) {
+            ret[h->root] = h->step + 1;
+        }
+    }
+}
+
 uint32_t leader_apart_assemble(struct core_leader *l, struct core_checkpoint **found,
                                uint32_t *count)
 {
     uint32_t ref_count = 0;
     uint32_t failed = 0;
     struct apart_ref *refs = refs_gather(l, &ref_count);
+    uint64_t wholes[WIRE_JOB_ROOTS];
     struct apart_group g;
 
     roots_doubt(l);
+    wholes_find(l, refs, ref_count, wholes);
     for (uint32_t at = 0; at < ref_count; at += g.count) {
         group_make(l, &refs[at], ref_count - at, &g);
         const struct wire_holding *h = g.refs[0].holding;
@@ -327,7 +347,7 @@ uint32_t leader_apart_assemble(struct core_leader *l, struct core_checkpoint **f
             group_found(&g, &(*found)[*count]);
             l->roots[h->root].incomplete &= !(is_newest && (*found)[*count].complete);
             (*count)++;
-        } else if (g.is_committed) {
+        } else if (g.is_committed && h->step >= wholes[h->root]) {
             group_lacks(l, &g);
         }
         if (is_newest && g.present == h->part_count && l->roots[h->root].incomplete) {
