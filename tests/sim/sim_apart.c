@@ -298,7 +298,9 @@ static void on_task(struct sim *sim, struct sim_event *event)
         return; /* the engine died with its daemon */
     }
     save = core_member_save(node->member, task->attempt);
-    if (task->kind == CORE_MEMBER_SCAN) {
+    if (task->kind == CORE_MEMBER_ENGINE_CANCEL) {
+        node_cancel(sim, task->node, task->attempt);
+    } else if (task->kind == CORE_MEMBER_SCAN) {
         node_scan(sim, node, task->scan);
     } else if (task->kind == CORE_MEMBER_ENGINE_RETAIN && save) {
         node_retain(sim, task->node, save);
@@ -320,11 +322,6 @@ void sim_apart_effect(struct sim *sim, struct sim_node *node, const struct core_
 {
     struct apart_task *task = sim_alloc(1, sizeof(*task));
 
-    if (e->kind == CORE_MEMBER_ENGINE_CANCEL) {
-        node_cancel(sim, node->index, e->attempt);
-        free(task);
-        return;
-    }
     *task = (struct apart_task){node->index, node->incarnation, e->attempt, e->scan, e->kind};
     uint64_t delay = 2 + sim_below(sim, sim_chance(sim, 100) ? 300 : 25);
     sim_later_with(sim, delay, on_task, 0, 0, 0, task, free);
