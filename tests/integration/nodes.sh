@@ -163,7 +163,7 @@ case_own_roots_all_die() {
     own_tool '1 of 2 parts is here; node node1 has others' ls "$CL_DIR/own-node0"
     own_tool 'good as far as it is here: 1 of 2 parts' verify "$CL_DIR/own-node1"
     own_tool 'good \(2 parts' verify "$CL_DIR/own-node0/" "$CL_DIR/own-node1"
-    own_tool ' +good ' ls "$CL_DIR/own-node1,$CL_DIR/own-node0"
+    own_tool ' +(good|verified) ' ls "$CL_DIR/own-node1,$CL_DIR/own-node0"
     own_tool '' reshard "$CL_DIR/own-node0,$CL_DIR/own-node1" --out "$CL_DIR/whole" --parts 1
     own_tool 'the same state as' verify "$CL_DIR/own-node0" "$CL_DIR/own-node1" --step 50 \
         --against "$CL_DIR/whole"
