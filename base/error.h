@@ -31,7 +31,8 @@
     X(BL_ENOTBUILT, -5013, "not built into this version")                                          \
     X(BL_EPROTO, -5014, "protocol violated")                                                       \
     X(BL_ENUMERIC, -5015, "numeric probe differs")                                                 \
-    X(BL_ESTOPPED, -5016, "the run was stopped")
+    X(BL_ESTOPPED, -5016, "the run was stopped")                                                   \
+    X(BL_EDEVICE, -5017, "a device failed")
 
 #define BL_ERROR_ENUM(name, number, text) name = number,
 enum bl_error { BL_ERROR_CODES(BL_ERROR_ENUM) };
