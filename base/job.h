@@ -25,6 +25,8 @@ enum bl_arch { BL_ARCH_LLAMA, BL_ARCH_GPT2 }; /* places in the option's choices 
 
 enum bl_recompute { BL_RECOMPUTE_NONE, BL_RECOMPUTE_SELECTIVE, BL_RECOMPUTE_FULL };
 
+enum bl_precision { BL_PRECISION_AUTO, BL_PRECISION_FP32, BL_PRECISION_BF16 };
+
 struct bl_job_model {
     uint32_t arch; /* enum bl_arch */
     uint32_t layers, dim, hidden, heads, kv_heads, vocab;
@@ -51,6 +53,8 @@ struct bl_job_train {
     double eval_split;       /* last part of the data that is held out, 0 to 0.5 */
     uint32_t reduction_fast; /* 0 exact (default), 1 fast */
     uint32_t recompute;      /* enum bl_recompute */
+    uint32_t precision;      /* enum bl_precision: of weights that compute, and activations */
+    uint32_t head_chunk;     /* rows of logits at once; 0: all of a micro-batch */
 };
 
 struct bl_job_root {

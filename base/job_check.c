@@ -99,6 +99,10 @@ static int check_layout(const struct job_checker *checker)
         return check_fail(checker, BL_ENOTBUILT, "snapshot.every",
                           "%" PRIu64 ": only 1 is built into this version", job->snapshot_every);
     }
+    if (job->train.precision == BL_PRECISION_BF16 && strcmp(job->backend, "cpu") == 0) {
+        return check_fail(checker, BL_ECONFIG, "train.precision",
+                          "the CPU computes in fp32 (backend cuda has bf16)");
+    }
     if (job->train.reduction_fast) {
         return check_fail(checker, BL_ENOTBUILT, "train.reduction",
                           "'fast' is not built into this version (use exact)");

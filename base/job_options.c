@@ -150,6 +150,11 @@ const struct job_option job_options[] = {
      "exact", "exact|fast", NULL, "order of sums over ranks: fixed, or whatever is fastest"},
     {"train.recompute", JOB_INDEX, JOB_RESUME, 0, FIELD(train.recompute), 0, 0, 0, 0, 0, "none",
      "none|selective|full", NULL, "what backward computes again instead of keeping it in memory"},
+    {"train.precision", JOB_INDEX, JOB_FROZEN, FN, FIELD(train.precision), 0, 0, 0, 0, 0, "auto",
+     "auto|fp32|bf16", NULL,
+     "of activations and the weights that compute; the state stays fp32; auto: bf16 on cuda"},
+    U32("train.head_chunk", JOB_FROZEN, FN, FIELD(train.head_chunk), 0, 1U << 30, "0",
+        "rows of logits in memory at once, made again for backward; 0: all of a micro-batch"),
     U64("train.eval_every", JOB_RESUME, 0, FIELD(train.eval_every), 0, STEPS_MAX, "0",
         "steps between evaluations; 0: never"),
     U32("train.eval_batches", JOB_RESUME, 0, FIELD(train.eval_batches), 1, 1U << 20, "4",
@@ -157,8 +162,8 @@ const struct job_option job_options[] = {
     REAL("train.eval_split", JOB_FROZEN, FN, FIELD(train.eval_split), 0, 0.5, "0.05",
          "last part of the data, held out for evaluation"),
 
-    CHOICE("backend", JOB_FROZEN, 0, FIELD(backend), 16, "auto", "auto|cpu", "cuda",
-           "where the trainer computes"),
+    CHOICE("backend", JOB_FROZEN, 0, FIELD(backend), 16, "auto", "auto|cpu|cuda", NULL,
+           "where the trainer computes; auto: on a GPU where one can be used"),
     REAL("peak_flops", JOB_RESUME, 0, FIELD(peak_flops), 0, 1e18, "0",
          "FLOP/s of a rank's processor by its datasheet, for the MFU beside tok/s; 0: none is "
          "shown"),

@@ -17,6 +17,12 @@ static int check_built(const struct bl_job *job, struct bl_errmsg *msg)
     if (job->train.reduction_fast) {
         return bl_err(msg, BL_ENOTBUILT, "this trainer has train.reduction exact only");
     }
+    if (strcmp(job->backend, "cuda") == 0 || job->train.precision == BL_PRECISION_BF16) {
+        return bl_err(msg, BL_ENOTBUILT, "this trainer has backend cpu only, in fp32");
+    }
+    if (job->train.head_chunk != 0) {
+        return bl_err(msg, BL_ENOTBUILT, "this trainer has train.head_chunk 0 only");
+    }
     return 0;
 }
 
