@@ -222,6 +222,8 @@ struct sim {
     uint32_t cut[SIM_NODES_MAX]; /* partition: nodes of different groups do not hear each other */
     struct sim_rank **ranks;
     uint32_t rank_count;
+    uint64_t crash_step; /* at which ranks crashed by themselves last, and how often */
+    uint32_t crashes;
     struct sim_leader leaders[16];
     uint32_t leader_count, leaders_begun;
     uint32_t head; /* node where members look for the leader */

@@ -86,6 +86,20 @@ static void fault_machine(struct sim *sim, struct sim_node *node)
               node->index, 0);
 }
 
+/* A rank that crashes by itself at one step again and again is rightly the end of a run, so chance
+ * does it twice only; kills from outside do not count. */
+static int fault_signal(struct sim *sim, const struct sim_rank *rank)
+{
+    if (sim_chance(sim, 800)) {
+        return SIGKILL;
+    }
+    if (sim->crash_step != rank->step) {
+        sim->crash_step = rank->step;
+        sim->crashes = 0;
+    }
+    return ++sim->crashes > 2 ? SIGKILL : SIGSEGV;
+}
+
 static void fault_rank_do(struct sim *sim, uint32_t kind)
 {
     struct sim_rank *rank = fault_rank(sim);
@@ -93,7 +107,7 @@ static void fault_rank_do(struct sim *sim, uint32_t kind)
         return;
     }
     if (kind == SIM_KILL || kind == SIM_KILL_TWO) {
-        sim_rank_die(sim, rank, 0, sim_chance(sim, 800) ? SIGKILL : SIGSEGV, 0);
+        sim_rank_die(sim, rank, 0, fault_signal(sim, rank), 0);
         rank = kind == SIM_KILL_TWO ? fault_rank(sim) : NULL;
         if (rank) {
             sim_rank_die(sim, rank, 0, SIGKILL, 0);
