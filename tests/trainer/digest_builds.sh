@@ -4,7 +4,8 @@
 # clang and the address sanitizer, and compares what a short run ends in.
 #
 # BELAY_SOURCE: the source tree. BELAY_BUILD: a build folder; the variants stand in it, under
-# digest-builds. Exit: 0 equal, 1 not equal, 3 could not, 77 a compiler is missing.
+# digest-builds, but for those whose build folder of .ci/run stands in the tree already: these are
+# brought up to date and used. Exit: 0 equal, 1 not equal, 3 could not, 77 a compiler is missing.
 set -euo pipefail
 
 source_dir=${BELAY_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)}
@@ -30,27 +31,30 @@ train: {global_batch: 12, micro_batch: 1, seq_len: 40, steps: 12, lr: 3e-3, warm
         eval_every: 6}
 YAML
 
-# variant NAME COMPILER MESON-OPTION...: prints the digest of the run.
+# variant NAME FOLDER COMPILER MESON-OPTION...: prints the digest of the run.
 variant() {
-    local compiler=$2 dir=$work/$1
-    shift 2
+    local name=$1 dir=$source_dir/$2 compiler=$3
+    shift 3
     if [ ! -e "$dir/build.ninja" ]; then
-        CC=$compiler meson setup "$dir" "$source_dir" -Dtests=disabled "$@" >"$dir.log" 2>&1
+        dir=$work/$name
     fi
-    ninja -C "$dir" belay-train >>"$dir.log" 2>&1
+    if [ ! -e "$dir/build.ninja" ]; then
+        CC=$compiler meson setup "$dir" "$source_dir" -Dtests=disabled "$@" >"$work/$name.log" 2>&1
+    fi
+    ninja -C "$dir" belay-train >>"$work/$name.log" 2>&1
     ASAN_OPTIONS=detect_leaks=0 "$dir/belay-train" --job "$work/job.yaml" --ranks "$ranks" \
-        --digest >"$dir.out"
-    sed -n 's/^digest //p' "$dir.out"
+        --digest >"$work/$name.out"
+    sed -n 's/^digest //p' "$work/$name.out"
 }
 
 failed=0
 first=
 ranks=1
 for row in \
-    "gcc-O0 gcc -Doptimization=0" \
-    "gcc-O3 gcc -Doptimization=3" \
-    "clang-O2 clang -Doptimization=2" \
-    "asan gcc -Doptimization=1 -Db_sanitize=address,undefined"; do
+    "gcc-O0 - gcc -Doptimization=0" \
+    "gcc-O3 build-release gcc -Doptimization=3" \
+    "clang-O2 build-clang clang -Doptimization=2" \
+    "asan build-asan gcc -Doptimization=1 -Db_sanitize=address,undefined"; do
     read -r -a words <<<"$row"
     digest=$(variant "${words[@]}") || {
         echo "digest_builds: ${words[0]} failed; the end of its log:"
