@@ -139,6 +139,9 @@ static int rank_step(struct alone_rank *a, uint64_t step, struct bl_errmsg *msg)
     double eval_loss;
     int rc = train_step_gradient(&a->rank, step, &result, msg);
     if (rc == 0) {
+        rc = train_rank_wait(&a->rank, msg); /* the last step's slot */
+    }
+    if (rc == 0) {
         void *to = a->slots[step % ALONE_SLOTS];
         train_step_apply(&a->rank, &result, a->slots[(step - 1) % ALONE_SLOTS], to);
         rc = train_step_gather(&a->rank, to, msg);
@@ -160,6 +163,9 @@ static int rank_train(struct alone_rank *a, struct bl_errmsg *msg)
         how->steps != 0 && how->steps < how->job->train.steps ? how->steps : how->job->train.steps;
     int rc = train_start(&a->rank, a->slots[0], msg);
     if (rc == 0) {
+        rc = train_rank_load(&a->rank, a->slots[0], msg);
+    }
+    if (rc == 0) {
         rc = train_step_gather(&a->rank, a->slots[0], msg);
     }
     train_report_ranks(&a->report, a->rank.job, a->group->world);
@@ -168,6 +174,9 @@ static int rank_train(struct alone_rank *a, struct bl_errmsg *msg)
         rc = rank_step(a, step, msg);
     }
     struct bl_state_digest digest;
+    if (rc == 0) {
+        rc = train_rank_wait(&a->rank, msg);
+    }
     if (rc == 0 && how->digest) {
         rc = train_digest(&a->rank, a->slots[steps % ALONE_SLOTS], &digest, msg);
     }

@@ -161,7 +161,40 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
     return 0;
 }
 
+/* ---- state ---- */
+
+static int has_state(const struct train_rank *rank)
+{
+    return rank->state.kern != NULL;
+}
+
+int train_rank_load(struct train_rank *rank, const void *slot, struct bl_errmsg *msg)
+{
+    return has_state(rank) ? train_state_load(&rank->state, slot, msg) : 0;
+}
+
+int train_rank_wait(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    return has_state(rank) ? train_state_wait(&rank->state, msg) : 0;
+}
+
+int train_rank_is_out(struct train_rank *rank)
+{
+    return !has_state(rank) || train_state_is_out(&rank->state);
+}
+
 /* ---- apply ---- */
+
+/* In place, in two halves with the failpoint between them. */
+static void apply_on_device(struct train_rank *rank, const struct kern_adamw_step *k, void *to)
+{
+    uint32_t count = rank->shard.extent_count;
+    float decay = (float)rank->job->train.weight_decay;
+    train_state_apply(&rank->state, k, decay, train_rank_slice(rank), 0, count / 2);
+    BL_IGNORE(BL_FAILPOINT("mid-apply"), "an update is never cut short by an error");
+    train_state_apply(&rank->state, k, decay, train_rank_slice(rank), count / 2, count);
+    train_state_publish(&rank->state, to);
+}
 
 static void apply_range(struct train_rank *rank, const struct kern_adamw_step *k,
                         const struct train_extent *e, uint64_t lo, uint64_t hi, const void *from,
@@ -185,6 +218,10 @@ void train_step_apply(struct train_rank *rank, const struct train_step_result *s
     const struct bl_job_train *t = &rank->job->train;
     struct kern_adamw_step k;
     kern_adamw_step_init(&k, step->step, step->lr, t->beta1, t->beta2, t->eps, step->grad_scale);
+    if (has_state(rank)) {
+        apply_on_device(rank, &k, to);
+        return;
+    }
     for (uint32_t i = 0; i < rank->shard.extent_count; i++) {
         const struct train_extent *e = &rank->shard.extents[i];
         uint64_t count = e->flat_hi - e->flat_lo;

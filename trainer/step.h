@@ -5,7 +5,8 @@
  *     train_step_gradient   forward and backward of the own lanes, lane tree, norm, clip scale: all
  *                           that must be complete before the vote. Touches no state.
  *     (vote)
- *     train_step_apply      AdamW from the slot of step n - 1 into the slot of step n; cannot fail
+ *     train_step_apply      AdamW from the slot of step n - 1 into the slot of step n; cannot fail.
+ *                           On a device: in place, then out into the slot while training goes on
  *     train_step_gather     everybody's new weights into the working buffer
  *
  * The bits of all results are functions of job, data and step: not of rank, world, stages, ZeRO
@@ -35,6 +36,7 @@
 #include "trainer/pipeline.h"
 #include "trainer/shard.h"
 #include "trainer/stage.h"
+#include "trainer/state.h"
 
 struct train_rank {
     const struct bl_job *job; /* kept */
@@ -58,12 +60,17 @@ struct train_rank {
     struct train_fetch fetch;   /* ZeRO 3 on one stage, else zeros */
     struct train_norm norm;
     struct train_gather gather;
+    struct train_state state; /* on a device; else not in use, and slots are the state */
     float *params; /* working buffer: the part's weights of the newest gathered step; NULL with
                       `fetch` */
     uint64_t params_bytes;
     /* Of the present generation; groups are NULL where there is one member: */
     struct comm *comm; /* borrowed; NULL in a world of one without peers */
     struct comm_group *tp, *dp, *plane;
+    /* On a device the newest slot is complete some time after train_step_apply: called (NULL: not)
+     * between passes with `must` 0, and with 1 before the host waits for the device. */
+    int (*slot_ready)(void *ctx, int must, struct bl_errmsg *msg);
+    void *slot_ctx;
 };
 
 /* The reduced gradient of what the rank owns, from train_step_gradient to the next one: elements
@@ -116,9 +123,20 @@ BL_MUST_CHECK int train_share_losses(struct train_rank *rank, uint32_t count,
 BL_MUST_CHECK int train_step_gradient(struct train_rank *rank, uint64_t step,
                                       struct train_step_result *ret, struct bl_errmsg *msg);
 
-/* `from` is the slot of step - 1, `to` that of step; all of the rank's extents are written. */
+/* Before the first gather of a generation, and after train_start: the state is what `slot` holds.
+ * Errors of the back end. */
+BL_MUST_CHECK int train_rank_load(struct train_rank *rank, const void *slot, struct bl_errmsg *msg);
+
+/* `from` is the slot of step - 1, `to` that of step; all of the rank's extents are written, on a
+ * device not before train_rank_wait. */
 void train_step_apply(struct train_rank *rank, const struct train_step_result *step,
                       const void *from, void *to);
+
+/* Waits until the slot of the last train_step_apply is complete: before it is sealed or read.
+ * Errors of the back end: then it must not be. */
+BL_MUST_CHECK int train_rank_wait(struct train_rank *rank, struct bl_errmsg *msg);
+/* Whether train_rank_wait would return at once. */
+int train_rank_is_out(struct train_rank *rank);
 
 /* Fills rank->params with the weights that all ranks' slots hold. Errors of the communicator; then
  * rank->params is undefined until the next gather. With ZeRO 3 on one stage only notes the slot,

@@ -44,12 +44,32 @@ struct life {
     struct comm *comm;
     struct train_watcher watcher;
     struct comm_peer *peers; /* world entries */
+    uint64_t unsealed;       /* step whose slot is not complete yet (a device copies); 0: none */
 };
 
 /* An error of libbelay as ours: the numbers are the same, the text is in the handle. */
 static int belay_fail(struct life *life, int rc, const char *doing, struct bl_errmsg *msg)
 {
     return rc >= 0 ? rc : bl_err(msg, rc, "%s: %s", doing, belay_error(life->belay));
+}
+
+/* ---- seals ---- */
+
+/* Seals the newest slot once it is complete; `must`: waits for it. After an error of the device it
+ * never is: then this process is of no more use. */
+static int seal_newest(void *ctx, int must, struct bl_errmsg *msg)
+{
+    struct life *life = ctx;
+    uint64_t step = life->unsealed;
+    if (step == 0 || (!must && !train_rank_is_out(&life->rank))) {
+        return 0;
+    }
+    int rc = train_rank_wait(&life->rank, msg);
+    if (rc != 0) {
+        return bl_err_in(msg, rc, "slot of step %llu", (unsigned long long)step);
+    }
+    life->unsealed = 0;
+    return belay_fail(life, belay_slot_seal(life->belay, step), "seal", msg);
 }
 
 /* ---- a generation's start ---- */
@@ -223,7 +243,8 @@ static int take_step(struct life *life, const struct train_step_result *step, co
     }
     train_step_apply(&life->rank, step, from, to);
     *ret_slot = to;
-    return belay_fail(life, belay_slot_seal(life->belay, step->step), "seal", msg);
+    life->unsealed = step->step; /* complete at once on the CPU */
+    return seal_newest(life, 0, msg);
 }
 
 static int evaluate(struct life *life, uint64_t step, double *ret_loss, struct bl_errmsg *msg)
@@ -242,6 +263,9 @@ static int one_step(struct life *life, uint64_t n, struct bl_errmsg *msg)
     double eval_loss;
     BL_IGNORE(belay_beat(life->belay, BELAY_SECTION_STEP, n), "a beat is only a hint");
     int rc = train_step_gradient(&life->rank, n, &step, msg);
+    if (rc == 0) {
+        rc = seal_newest(life, 1, msg);
+    }
     if (rc == 0) {
         rc = BL_FAILPOINT("before-vote");
     }
@@ -286,6 +310,9 @@ static int generation_run(struct life *life, struct bl_errmsg *msg)
         rc = belay_fail(life, belay_slot_data(life->belay, life->plan.step, &slot), "slot", msg);
     }
     if (rc == 0) {
+        rc = train_rank_load(&life->rank, slot, msg);
+    }
+    if (rc == 0) {
         rc = train_step_gather(&life->rank, slot, msg);
     }
     if (rc == 0) { /* the failpoint before-ready is in there */
@@ -313,6 +340,10 @@ static int next_generation(struct life *life, int rc, const struct bl_errmsg *wh
     if (rc != BL_EGEN && rc != BL_EABORTED) { /* those two are news from the daemon itself */
         BL_IGNORE(belay_comm_failed(life->belay, why->text), "the next call tells as well");
     }
+    rc = seal_newest(life, 1, msg); /* what was applied counts in the inventory */
+    if (rc != 0) {
+        return rc;
+    }
     life->plan.size = sizeof life->plan;
     rc = belay_next(life->belay, &life->plan);
     if (rc == 0) {
@@ -326,7 +357,11 @@ static int next_generation(struct life *life, int rc, const struct bl_errmsg *wh
 static int leave(struct life *life, struct bl_errmsg *msg)
 {
     BL_IGNORE(belay_beat(life->belay, BELAY_SECTION_LEAVE, 0), "a beat is only a hint");
-    int rc = belay_leave(life->belay, 0);
+    int rc = seal_newest(life, 1, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    rc = belay_leave(life->belay, 0);
     if (rc == 0) {
         life->belay = NULL;
         return 0;
@@ -340,9 +375,9 @@ static int live(struct life *life)
     for (;;) {
         struct bl_errmsg msg = {{0}};
         int rc = generation_run(life, &msg);
-        if (rc == BL_ENUMERIC) {
+        if (rc == BL_ENUMERIC || rc == BL_EDEVICE) {
             fprintf(stderr, "belay-train: %s\n", msg.text);
-            return EXIT_NUMERIC;
+            return rc == BL_ENUMERIC ? EXIT_NUMERIC : EXIT_RETRY;
         }
         do {
             struct bl_errmsg why = msg;
@@ -376,6 +411,8 @@ static int prepare(struct life *life, struct bl_errmsg *msg)
 {
     life->report.metrics_fd = -1;
     int rc = train_rank_open(&life->rank, life->job, 0, msg);
+    life->rank.slot_ready = seal_newest;
+    life->rank.slot_ctx = life;
     if (rc == 0) {
         rc = open_ledger(&life->rank, msg);
     }

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/backend.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+#define DRIVER      "libcuda.so.1"
+#define PLUGIN_FILE "belay_cuda.so"
+
+extern char **environ;
+
+/* ---- the environment of libraries that read it when they load ---- */
+
+struct environment_value {
+    const char *name, *value; /* NULL: must not be set */
+};
+
+/* An override of the matrix products' arithmetic would not be in the function id. NCCL's blocking
+ * communicators cannot be aborted; its RAS threads and NVLS buffers do not survive an abort; its
+ * default of a minute of connecting is longer than the deadline of a generation. */
+static const struct environment_value environment[] = {
+    {"NVIDIA_TF32_OVERRIDE", NULL}, {"NCCL_COMM_BLOCKING", NULL}, {"NCCL_RAS_ENABLE", "0"},
+    {"NCCL_NVLS_ENABLE", "0"},      {"NCCL_HOSTID", NULL},
+};
+
+/* All of a family, whatever their names. */
+static void unset_prefix(const char *prefix)
+{
+    size_t bytes = strlen(prefix);
+    char **at = environ;
+    while (at != NULL && *at != NULL) {
+        char name[128];
+        size_t n = strcspn(*at, "=");
+        if (strncmp(*at, prefix, bytes) != 0 || n >= sizeof name) {
+            at++;
+            continue;
+        }
+        memcpy(name, *at, n);
+        name[n] = 0;
+        unsetenv(name); /* moves the rest up */
+    }
+}
+
+static void set_environment(int is_shared, uint32_t local_rank)
+{
+    for (size_t i = 0; i < sizeof environment / sizeof *environment; i++) {
+        if (environment[i].value == NULL) {
+            unsetenv(environment[i].name);
+        } else {
+            setenv(environment[i].name, environment[i].value, 1);
+        }
+    }
+    unset_prefix("CUBLAS_");
+    unset_prefix("CUBLASLT_");
+    if (getenv("NCCL_SOCKET_RETRY_CNT") == NULL) {
+        setenv("NCCL_SOCKET_RETRY_CNT", "10", 1);
+    }
+    if (is_shared) { /* NCCL refuses two ranks of one host on one device */
+        char id[32];
+        snprintf(id, sizeof id, "rank%u", local_rank);
+        setenv("NCCL_HOSTID", id, 1);
+    }
+}
+
+/* ---- the plug-in ---- */
+
+static void *load(const char *path, char *why, size_t bytes_max)
+{
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        const char *text = dlerror();
+        snprintf(why, bytes_max, "%.150s", text != NULL ? text : path);
+    }
+    return handle;
+}
+
+static int has_driver(char *why, size_t bytes_max)
+{
+    char text[160];
+    if (load(DRIVER, text, sizeof text) != NULL) {
+        return 1;
+    }
+    snprintf(why, bytes_max, "no driver (%s)", text);
+    return 0;
+}
+
+/* Beside the executable, where a build has it, or where it is installed. */
+static void *load_plugin_file(char *why, size_t bytes_max)
+{
+    char dir[BL_PATH_MAX - 64], path[BL_PATH_MAX];
+    const char *named = getenv("BELAY_CUDA_PLUGIN");
+    if (named != NULL) {
+        return load(named, why, bytes_max);
+    }
+    if (bl_dir_of_exe(dir, sizeof dir) == 0) {
+        snprintf(path, sizeof path, "%s/%s", dir, PLUGIN_FILE);
+        void *handle = load(path, why, bytes_max);
+        if (handle != NULL) {
+            return handle;
+        }
+    }
+    return load(BELAY_PLUGIN_DIR "/" PLUGIN_FILE, why, bytes_max);
+}
+
+/* A function of the plug-in that returns a table. */
+static const void *table_of(void *handle, const char *name)
+{
+    union { /* ISO C has no way from an object pointer to a function */
+        void *object;
+        const void *(*function)(void);
+    } symbol = {.object = dlsym(handle, name)};
+    return symbol.object == NULL ? NULL : symbol.function();
+}
+
+static int load_plugin(struct train_backend *b, char *why, size_t bytes_max)
+{
+    void *handle;
+    if (getenv("BELAY_CUDA_PLUGIN") == NULL && !has_driver(why, bytes_max)) {
+        return 0;
+    }
+    char text[200];
+    handle = load_plugin_file(text, sizeof text);
+    if (handle == NULL) {
+        snprintf(why, bytes_max, "no plug-in (%s)", text);
+        return 0;
+    }
+    const struct kern_plugin *plugin = table_of(handle, KERN_PLUGIN_KERNELS);
+    if (plugin == NULL || plugin->abi != KERN_PLUGIN_ABI) {
+        snprintf(why, bytes_max, "the plug-in is of another version (abi %u, %u is wanted)",
+                 plugin == NULL ? 0 : plugin->abi, KERN_PLUGIN_ABI);
+        return 0;
+    }
+    if (plugin->needs_driver && !has_driver(why, bytes_max)) {
+        return 0;
+    }
+    b->engine = table_of(handle, KERN_PLUGIN_COMM);
+    b->plugin = plugin;
+    return 1;
+}
+
+/* ---- the device ---- */
+
+/* The index that the environment names; `local_rank` without one. */
+static uint32_t wanted_device(uint32_t local_rank)
+{
+    const char *text = getenv("BELAY_DEVICE");
+    return text == NULL ? local_rank : (uint32_t)strtoul(text, NULL, 10);
+}
+
+/* BL_ECONFIG when there are devices, but none for this rank. */
+static int choose_device(struct train_backend *b, uint32_t local_rank, int is_shared, char *why,
+                         size_t bytes_max, struct bl_errmsg *msg)
+{
+    struct bl_errmsg text = {{0}};
+    uint32_t count = 0;
+    if (b->plugin->count(&count, &text) != 0) {
+        snprintf(why, bytes_max, "%.200s", text.text);
+        b->plugin = NULL;
+        return 0;
+    }
+    if (count == 0) {
+        const char *mask = getenv("CUDA_VISIBLE_DEVICES");
+        snprintf(why, bytes_max, "no device%s%s", mask != NULL ? ": CUDA_VISIBLE_DEVICES is " : "",
+                 mask != NULL ? mask : "");
+        b->plugin = NULL;
+        return 0;
+    }
+    b->device = wanted_device(local_rank);
+    if (b->device >= count && !is_shared) {
+        return bl_err(msg, BL_ECONFIG,
+                      "device %u is wanted (local rank %u), %u %s visible: one GPU a rank",
+                      b->device, local_rank, count, count == 1 ? "is" : "are");
+    }
+    b->device %= count;
+    char device[160];
+    int rc = b->plugin->describe(b->device, device, sizeof device, msg);
+    if (rc == 0) {
+        snprintf(b->why, sizeof b->why, "backend %s: device %u: %s", b->plugin->name, b->device,
+                 device);
+    }
+    return rc;
+}
+
+/* ---- choosing ---- */
+
+static int is_named(const struct bl_job *job, const char *backend)
+{
+    return strcmp(job->backend, backend) == 0;
+}
+
+/* Jobs that were not read from a file say nothing. */
+static int says_cpu(const struct bl_job *job)
+{
+    return job->backend[0] == 0 || is_named(job, "cpu");
+}
+
+static int be_cpu(struct train_backend *b, const struct bl_job *job, const char *why,
+                  struct bl_errmsg *msg)
+{
+    if (is_named(job, "cuda")) {
+        return bl_err(msg, BL_ENOTBUILT, "backend cuda cannot be used here: %s", why);
+    }
+    if (job->train.precision == BL_PRECISION_BF16) {
+        return bl_err(msg, BL_ECONFIG, "train.precision bf16: the CPU computes in fp32%s%s",
+                      why[0] != 0 ? ", and a GPU is not used: " : "", why);
+    }
+    memset(b, 0, sizeof *b);
+    b->type = KERN_F32;
+    snprintf(b->why, sizeof b->why, "backend cpu%s%.200s", why[0] != 0 ? ": " : "", why);
+    return 0;
+}
+
+int train_backend_choose(struct train_backend *ret, const struct bl_job *job, uint32_t local_rank,
+                         struct bl_errmsg *msg)
+{
+    char why[256] = "";
+    int is_shared = getenv("BELAY_CUDA_SHARED") != NULL;
+    memset(ret, 0, sizeof *ret);
+    if (says_cpu(job)) {
+        return be_cpu(ret, job, "", msg);
+    }
+    set_environment(is_shared, local_rank);
+    if (!load_plugin(ret, why, sizeof why)) {
+        return be_cpu(ret, job, why, msg);
+    }
+    int rc = choose_device(ret, local_rank, is_shared, why, sizeof why, msg);
+    if (rc != 0 || ret->plugin == NULL) {
+        return rc != 0 ? rc : be_cpu(ret, job, why, msg);
+    }
+    ret->type = job->train.precision == BL_PRECISION_FP32 ? KERN_F32 : KERN_BF16;
+    return 0;
+}
+
+int train_backend_is_cpu(const struct bl_job *job)
+{
+    char why[256];
+    if (says_cpu(job)) {
+        return 1;
+    }
+    if (is_named(job, "cuda")) {
+        return 0;
+    }
+    return getenv("BELAY_CUDA_PLUGIN") == NULL && !has_driver(why, sizeof why);
+}

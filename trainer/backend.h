@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where a rank computes: `backend: auto|cpu|cuda` of a job, resolved on the machine at hand.
+ *
+ *     cpu     threads of this process, fp32
+ *     cuda    the plug-in belay_cuda.so, one GPU a rank, bf16 unless train.precision says fp32
+ *     auto    cuda when the driver (libcuda.so.1) loads, the plug-in loads, and there is a device;
+ *             else cpu
+ *
+ * The plug-in is looked for beside the executable, then in the library directory; BELAY_CUDA_PLUGIN
+ * names another file (tests). What was chosen is part of the function id, so the ranks of a run
+ * cannot choose differently.
+ */
+#ifndef TRAIN_TRAINER_BACKEND_H
+#define TRAIN_TRAINER_BACKEND_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/job.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/plugin.h"
+#include "trainer/comm_engine.h"
+
+struct train_backend {
+    const struct kern_plugin *plugin;     /* NULL: the CPU */
+    const struct comm_engine_ops *engine; /* of the plug-in; NULL: it has none */
+    enum kern_type type;
+    uint32_t device;
+    char why[256]; /* one line: what is used, and why not the other */
+};
+
+/* Chooses for the job. `local_rank`: of this process among those of its machine, counted over the
+ * devices that are visible; BELAY_DEVICE in the environment names the device instead. May
+ * initialise the driver, so: after a fork. BL_ECONFIG or BL_ENOTBUILT, with the reason, where
+ * `backend: cuda` cannot be, and for a precision that the back end has not. */
+BL_MUST_CHECK int train_backend_choose(struct train_backend *ret, const struct bl_job *job,
+                                       uint32_t local_rank, struct bl_errmsg *msg);
+
+/* Whether a job's ranks would compute on the CPU here, as far as can be told without a driver being
+ * initialised (before a fork). */
+int train_backend_is_cpu(const struct bl_job *job);
+
+#endif
