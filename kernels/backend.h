@@ -203,9 +203,12 @@ struct kern_ops {
     void (*cross_entropy_sum)(struct kern *k, double *sums, kern_real *logits, const float *tops,
                               const struct kern_tokens *t, uint32_t first, uint32_t n, uint32_t lo,
                               uint32_t columns, int backward);
+    /* tops as before sum: where sum leaves the logits as they are (a device, which stores nothing
+     * rounded twice), finish makes the exponentials again. */
     void (*cross_entropy_finish)(struct kern *k, kern_real *logits, double *losses,
-                                 const double *sums, const struct kern_tokens *t, uint32_t first,
-                                 uint32_t n, uint32_t lo, uint32_t columns, int backward);
+                                 const float *tops, const double *sums, const struct kern_tokens *t,
+                                 uint32_t first, uint32_t n, uint32_t lo, uint32_t columns,
+                                 int backward);
     /* *total = (add ? *total : 0) + losses[0] + losses[1] + ... one after the other in the order of
      * n (back end's memory); a row whose target is below 0 has the loss 0. */
     void (*loss_total)(struct kern *k, double *total, const double *losses, uint32_t n, int add);

@@ -4,6 +4,7 @@
  *
  *     device.c     the device, memory, streams, copies, errors         (C, CUDA's runtime)
  *     matmul.c     matrix products by cuBLASLt                         (C)
+ *     tokens.c     tokens, and the order in which the embedding's gradient adds them  (C)
  *     table.c      struct kern_ops, filled with kern_cuda_* below      (C)
  *     *.cu         kernels, one operation a file, forward and backward side by side, with the
  *                  function of the table that launches them
@@ -22,7 +23,8 @@
 extern "C" {
 #endif
 
-struct kern_cuda_matmul; /* matmul.c: handle, workspace, table of algorithms */
+struct kern_cuda_matmul;  /* matmul.c: handle, workspace, table of algorithms */
+struct kern_cuda_staging; /* tokens.c: host memory that uploads read from */
 
 struct kern_cuda {
     struct kern base;
@@ -35,6 +37,7 @@ struct kern_cuda {
     cudaError_t failed;   /* the first error since the last sync; cudaSuccess: none */
     char failed_in[64];   /* the operation that met it */
     struct kern_cuda_matmul *matmul;
+    struct kern_cuda_staging *staging; /* NULL until tokens_set needs it */
 };
 
 static inline struct kern_cuda *kern_cuda_of(struct kern *k)
@@ -44,6 +47,8 @@ static inline struct kern_cuda *kern_cuda_of(struct kern *k)
 
 /* Keeps the first error; `what` names the operation. */
 void kern_cuda_note(struct kern *k, cudaError_t error, const char *what);
+/* Ends `staging`, when nothing runs any more; NULL inside is fine. */
+void kern_cuda_staging_close(struct kern_cuda *cuda);
 /* Behind a launch. */
 static inline void kern_cuda_launched(struct kern *k, const char *what)
 {

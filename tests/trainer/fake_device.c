@@ -466,11 +466,11 @@ static void dev_cross_entropy_sum(struct kern *k, double *sums, kern_real *logit
 }
 
 static void dev_cross_entropy_finish(struct kern *k, kern_real *logits, double *losses,
-                                     const double *sums, const struct kern_tokens *t,
-                                     uint32_t first, uint32_t n, uint32_t lo, uint32_t columns,
-                                     int backward)
+                                     const float *tops, const double *sums,
+                                     const struct kern_tokens *t, uint32_t first, uint32_t n,
+                                     uint32_t lo, uint32_t columns, int backward)
 {
-    CALL(cross_entropy_finish(CPU, logits, losses, sums, t, first, n, lo, columns, backward));
+    CALL(cross_entropy_finish(CPU, logits, losses, tops, sums, t, first, n, lo, columns, backward));
 }
 
 static void dev_loss_total(struct kern *k, double *total, const double *losses, uint32_t n, int add)
