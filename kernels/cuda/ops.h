@@ -129,8 +129,9 @@ void kern_cuda_cross_entropy_sum(struct kern *k, double *sums, kern_real *logits
                                  const struct kern_tokens *t, uint32_t first, uint32_t n,
                                  uint32_t lo, uint32_t columns, int backward);
 void kern_cuda_cross_entropy_finish(struct kern *k, kern_real *logits, double *losses,
-                                    const double *sums, const struct kern_tokens *t, uint32_t first,
-                                    uint32_t n, uint32_t lo, uint32_t columns, int backward);
+                                    const float *tops, const double *sums,
+                                    const struct kern_tokens *t, uint32_t first, uint32_t n,
+                                    uint32_t lo, uint32_t columns, int backward);
 void kern_cuda_loss_total(struct kern *k, double *total, const double *losses, uint32_t n, int add);
 void kern_cuda_tops_merge(struct kern *k, float *tops, const float *parts, uint32_t count,
                           uint32_t n);
