@@ -44,6 +44,8 @@
 #define COMM_EARLY_BYTES    (64u << 20) /* default of comm_config.early_bytes_max */
 
 struct comm;
+struct comm_engine; /* comm_engine.h */
+struct comm_engine_ops;
 struct comm_group;
 struct comm_request;
 struct comm_listener;
@@ -87,13 +89,15 @@ BL_MUST_CHECK int comm_new(struct comm **ret, struct comm_listener *listener,
  * peer refused our key; BL_EABORTED. */
 BL_MUST_CHECK int comm_connect(struct comm *comm, uint32_t deadline_ms, struct bl_errmsg *msg);
 
-/* Any thread, any number of times: blocked and later calls return BL_EABORTED. */
+/* Any thread, any number of times: blocked and later calls return BL_EABORTED (or what ended the
+ * engine before). Aborts the engine as well; what the back end's queue waits for then ends. */
 void comm_abort(struct comm *comm);
 
 /* Whether comm_abort was called. Any thread. */
 int comm_is_aborted(const struct comm *comm);
 
-/* NULL is fine. Not while another thread is inside a call of this communicator. */
+/* NULL is fine. Not while another thread is inside a call of this communicator. Closes the engine.
+ */
 void comm_free(struct comm *comm);
 
 uint32_t comm_rank(const struct comm *comm);
@@ -146,6 +150,17 @@ void comm_group_free(struct comm_group *group); /* NULL is fine */
 /* The group of all ranks, in their order; view, valid until comm_free. */
 struct comm_group *comm_everyone(struct comm *comm);
 
+/* As comm_group_new, and its exchange, all-gather, broadcast and sums move memory of the back end
+ * by the attached engine; its sum_u64 stays on the host. All members call it together, groups that
+ * share members in one order on all of them: it waits for the members. Errors of collectives. */
+BL_MUST_CHECK int comm_group_on_engine(struct comm_group **ret, struct comm *comm,
+                                       const uint32_t *ranks, uint32_t count,
+                                       struct bl_errmsg *msg);
+/* From now on the group's sums (comm_group_sum, comm_group_reduce_scatter) may be added in any
+ * order, whichever is fastest: all members get the same bits, but the bits depend on the number of
+ * members and, on an engine, on the library. Every member says it. */
+void comm_group_set_fast(struct comm_group *group);
+
 uint32_t comm_group_rank(const struct comm_group *group); /* this rank's place in the list */
 uint32_t comm_group_size(const struct comm_group *group);
 
@@ -159,8 +174,18 @@ BL_MUST_CHECK int comm_group_broadcast(struct comm_group *group, uint32_t root, 
 BL_MUST_CHECK int comm_group_sum_u64(struct comm_group *group, uint64_t *values, uint32_t count,
                                      struct bl_errmsg *msg);
 
-/* data[count] = the members' data added element by element in the list's order, each addition
- * rounded to float: ((d0 + d1) + d2) + ...; all members get the same bits. In place. */
+/* data[count], elements of `type` (enum kern_type), = the members' data added in fp32 in the list's
+ * order, ((d0 + d1) + d2) + ..., and rounded to the type once; all members get the same bits. In
+ * place. On the host KERN_F32 only (else BL_ENOTBUILT). */
+BL_MUST_CHECK int comm_group_sum(struct comm_group *group, void *data, uint32_t type,
+                                 uint64_t count, struct bl_errmsg *msg);
+/* The same sums, of the own slice only: member m owns elements [bounds[m], bounds[m+1]) of data
+ * (size + 1 entries, equal on all). The other elements are undefined afterwards. */
+BL_MUST_CHECK int comm_group_reduce_scatter(struct comm_group *group, void *data, uint32_t type,
+                                            const uint64_t *bounds, struct bl_errmsg *msg);
+
+/* Of the host: data[count] = the members' data added element by element in the list's order, each
+ * addition rounded to float: ((d0 + d1) + d2) + ...; all members get the same bits. In place. */
 BL_MUST_CHECK int comm_group_sum_f32(struct comm_group *group, float *data, uint64_t count,
                                      struct bl_errmsg *msg);
 
@@ -170,10 +195,50 @@ BL_MUST_CHECK int comm_group_reduce_scatter_f32(struct comm_group *group, float 
                                                 const uint64_t *bounds, struct bl_errmsg *msg);
 
 /*
+ * The engine: who moves the memory of a back end that is not the host's.
+ */
+
+/* A direction between two ranks, for messages of the back end's memory: those whose tag has `kind`
+ * in its upper 16 bits. */
+struct comm_channel {
+    uint32_t from, to, kind;
+};
+#define COMM_CHANNEL_FORWARD  0x0001u /* activations to the next stage */
+#define COMM_CHANNEL_BACKWARD 0x0002u /* their gradients to the one before */
+#define COMM_CHANNEL_EMBED    0x656du /* the embedding's weights, to a tied head */
+#define COMM_CHANNEL_TIED     0x7469u /* the tied head's gradient, to the embedding */
+#define COMM_CHANNEL_FETCH    0x6674u /* weights of a unit, between replicas */
+static inline uint32_t comm_channel_kind(uint64_t tag)
+{
+    return (uint32_t)(tag >> 48);
+}
+
+/* After comm_connect, by all ranks. Takes `engine` (comm_free closes it), keeps `ops`. From now on
+ * messages by tag move memory of the back end, through channels; groups made by
+ * comm_group_on_engine too; everything else stays on the host. */
+void comm_attach(struct comm *comm, const struct comm_engine_ops *ops, struct comm_engine *engine);
+/* The engine's operations, or NULL. */
+const struct comm_engine_ops *comm_engine_attached(const struct comm *comm);
+
+/* Opens the channels that this rank is an end of, of a list that is the same on all ranks, and
+ * meets their other ends. An engine must be attached. Errors of collectives. */
+BL_MUST_CHECK int comm_channels_open(struct comm *comm, const struct comm_channel *channels,
+                                     uint32_t count, struct bl_errmsg *msg);
+
+/* After a sync of the back end: 0 when all that was called on the engine is good; else what ended
+ * it. Errors of collectives; 0 without an engine. */
+BL_MUST_CHECK int comm_check(struct comm *comm, struct bl_errmsg *msg);
+
+/*
  * Point to point. A message of `to` is matched by the peer and its tag with a receive of the same
  * size, equal tags in the order of the calls. Starting never waits, and touches nobody that is not
  * ready. A message that arrives before its receive is kept, early_bytes_max bytes in all; beyond
  * that it waits at the sender's side, and a call that waits for something behind it is BL_ELIMIT.
+ *
+ * With an engine `data` is the back end's. All messages of a channel are sent and received in one
+ * order, whatever their tags; nothing is kept early: a send stands in the channel's queue until the
+ * receive is there. Starting makes the channel wait for what the back end was called to do before,
+ * waiting makes the back end's queue wait for the message and returns at once.
  */
 
 /* `data` is not written to, and must stay as it is until comm_wait. Done means handed over (copied

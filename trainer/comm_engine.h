@@ -20,17 +20,21 @@
 #include "kernels/backend.h"
 #include "trainer/comm.h"
 
-struct comm_engine;
+/* Memory of the back end that an engine takes at open in a world of several ranks: for the addends
+ * of ordered sums, piece by piece. */
+#define COMM_ENGINE_SCRATCH_BYTES (32u << 20)
+
 struct comm_engine_group;
 
 struct comm_engine_ops {
     const char *name;    /* "nccl" */
     const char *version; /* of the library in use, with its number */
-    /* All ranks of the connected `comm` call it together; meets them within the deadline
-     * (BL_EDEADLINE names who did not come). Borrows kern and comm, which outlive it. */
+    /* All ranks of the connected `comm` call it together; meets them within the deadline, which is
+     * kept for later opens (BL_EDEADLINE names who did not come; BL_EVERSION: another library
+     * there). Borrows kern and comm, which outlive it. *ret goes to comm_attach. */
     int (*open)(struct comm_engine **ret, struct kern *kern, struct comm *comm,
                 uint32_t deadline_ms, struct bl_errmsg *msg);
-    void (*close)(struct comm_engine *engine);
+    void (*close)(struct comm_engine *engine); /* after its groups; waits for what was enqueued */
     /* Any thread, any number of times; returns soon, whatever the peers do. */
     void (*abort)(struct comm_engine *engine);
     /* 0, or the error that ended it; after a sync of the back end: what was enqueued is good. */
@@ -47,16 +51,18 @@ struct comm_engine_ops {
                      struct bl_errmsg *msg);
     int (*broadcast)(struct comm_engine_group *group, uint32_t root, void *data, uint64_t bytes,
                      struct bl_errmsg *msg);
-    /* Elements of `type` (enum kern_type) added in fp32 in the order of members, rounded once. */
+    /* Elements of `type` (enum kern_type) added in fp32 in the order of members, rounded once;
+     * is_fast: in the library's own order. */
     int (*sum)(struct comm_engine_group *group, void *data, uint32_t type, uint64_t count,
-               struct bl_errmsg *msg);
+               int is_fast, struct bl_errmsg *msg);
     int (*reduce_scatter)(struct comm_engine_group *group, void *data, uint32_t type,
-                          const uint64_t *bounds, struct bl_errmsg *msg);
+                          const uint64_t *bounds, int is_fast, struct bl_errmsg *msg);
 
-    /* Point to point. A channel is a pair of ranks and comm_engine_channel(tag); within one, sends
-     * and receives are called in the same order on both sides, and never wait for one another
-     * across channels. *ret: a token for wait, which makes the back end's queue wait, not the
-     * host. */
+    /* Point to point. comm_channels_open; within a channel, sends and receives are called in the
+     * same order on both sides, and never wait for one another across channels. *ret: a token for
+     * wait, which makes the back end's queue wait, not the host. */
+    int (*channels_open)(struct comm_engine *engine, const struct comm_channel *channels,
+                         uint32_t count, struct bl_errmsg *msg);
     int (*send)(struct comm_engine *engine, uint32_t to, uint64_t tag, const void *data,
                 uint64_t bytes, void **ret, struct bl_errmsg *msg);
     int (*recv)(struct comm_engine *engine, uint32_t from, uint64_t tag, void *data, uint64_t bytes,

@@ -96,6 +96,9 @@ int comm_group_new(struct comm_group **ret, struct comm *comm, const uint32_t *r
 void comm_group_free(struct comm_group *group)
 {
     if (group != NULL) {
+        if (group->engine != NULL) {
+            group->comm->ops->group_close(group->engine);
+        }
         comm_sum_free(group->sum);
         free(group->direct);
         free(group->ranks);
@@ -150,8 +153,8 @@ static int is_exchange_over(void *ctx, struct bl_errmsg *msg)
     return g->open == 0;
 }
 
-int comm_group_exchange(struct comm_group *group, const struct comm_part *sends,
-                        const struct comm_part *recvs, struct bl_errmsg *msg)
+int comm_host_exchange(struct comm_group *group, const struct comm_part *sends,
+                       const struct comm_part *recvs, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {{0}};
     int rc = comm_broken(group->comm, msg);
@@ -176,6 +179,13 @@ int comm_group_exchange(struct comm_group *group, const struct comm_part *sends,
     return comm_drive(group->comm, is_exchange_over, group, msg);
 }
 
+int comm_group_exchange(struct comm_group *group, const struct comm_part *sends,
+                        const struct comm_part *recvs, struct bl_errmsg *msg)
+{
+    return group->is_engines ? comm_attached_exchange(group, sends, recvs, msg)
+                             : comm_host_exchange(group, sends, recvs, msg);
+}
+
 /* The others' parts, from where they lie. */
 static int gather_direct(struct comm_group *g, uint8_t *base, const uint64_t *bounds,
                          struct bl_errmsg *msg)
@@ -198,13 +208,16 @@ int comm_group_gather_sent(struct comm_group *group, void *base, const uint64_t 
         sends[m] = (struct comm_part){bytes + bounds[me], bounds[me + 1] - bounds[me]};
         recvs[m] = (struct comm_part){bytes + bounds[m], bounds[m + 1] - bounds[m]};
     }
-    return comm_group_exchange(group, sends, recvs, msg);
+    return comm_host_exchange(group, sends, recvs, msg);
 }
 
 int comm_group_allgather(struct comm_group *group, void *base, const uint64_t *bounds,
                          struct bl_errmsg *msg)
 {
     int is_direct = 0;
+    if (group->is_engines) {
+        return comm_attached_allgather(group, base, bounds, msg);
+    }
     if (bounds[group->count] - bounds[0] >= COMM_DIRECT_BYTES) {
         int rc = comm_direct_meet(group, base, &is_direct, msg);
         if (rc != 0 || is_direct) {
@@ -222,7 +235,7 @@ int comm_group_broadcast(struct comm_group *group, uint32_t root, void *data, ui
         sends[m] = (struct comm_part){data, group->me == root ? bytes : 0};
         recvs[m] = (struct comm_part){data, m == root ? bytes : 0};
     }
-    return comm_group_exchange(group, sends, recvs, msg);
+    return comm_host_exchange(group, sends, recvs, msg);
 }
 
 int comm_group_sum_u64(struct comm_group *group, uint64_t *values, uint32_t count,

@@ -176,6 +176,7 @@ int comm_new(struct comm **ret, struct comm_listener *listener, const struct com
     c->note_ctx = config->note_ctx;
     c->early_bytes_max = config->early_bytes_max == 0 ? COMM_EARLY_BYTES : config->early_bytes_max;
     c->shm_fd = c->epoll_fd = -1;
+    pthread_mutex_init(&c->engine_lock, NULL);
     int rc = take_memory(c);
     if (rc != 0) {
         bl_err_code(msg, rc, "communicator of %u ranks", config->world);
@@ -212,7 +213,12 @@ int comm_connect(struct comm *comm, uint32_t deadline_ms, struct bl_errmsg *msg)
 
 void comm_abort(struct comm *comm)
 {
+    pthread_mutex_lock(&comm->engine_lock);
     atomic_store(&comm->aborted, 1);
+    if (comm->engine != NULL) {
+        comm->ops->abort(comm->engine);
+    }
+    pthread_mutex_unlock(&comm->engine_lock);
     ssize_t n = write(comm->listener->bell[1], "", 1);
     (void)n; /* a full pipe wakes as well */
 }
@@ -239,6 +245,10 @@ void comm_free(struct comm *comm)
     if (comm == NULL) {
         return;
     }
+    if (comm->engine != NULL) {
+        comm->ops->close(comm->engine);
+    }
+    pthread_mutex_destroy(&comm->engine_lock);
     comm_group_free(comm->everyone);
     comm_requests_free(comm);
     for (uint32_t i = 0; comm->links != NULL && i < comm->world; i++) {

@@ -34,10 +34,12 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "trainer/comm.h"
+#include "trainer/comm_engine.h"
 
 #define COMM_RING_BYTES (256 * 1024) /* a power of two; small, so that it stays in the cache */
 #define COMM_SHM_MAGIC  0x424c5953484d3031ull
@@ -82,6 +84,8 @@ struct comm_request {          /* one message, on its way out or in */
     uint8_t is_done;
     uint8_t is_wanted; /* the call that runs waits for it */
     uint8_t is_early;
+    uint8_t is_engines; /* `token` is the engine's, and nothing else counts */
+    void *token;
 };
 
 struct comm_queue {
@@ -118,16 +122,19 @@ struct comm_group {
     uint32_t *ranks; /* count */
     uint32_t count, me;
     uint64_t channel;
-    uint64_t sequence;          /* of the newest collective */
-    uint32_t open;              /* messages of the running one that are not done */
-    struct comm_request *outs;  /* count */
-    struct comm_request *ins;   /* count */
-    uint64_t *bounds;           /* count + 1; scratch of the collectives */
-    struct comm_part *parts;    /* 2 * count; the same */
-    uint64_t *words;            /* COMM_WORDS_MAX * count; the same */
-    struct comm_direct *direct; /* count: where the members' data lie; NULL before a trial */
-    int is_direct;              /* 1: they can be read there; -1: not; 0: untried */
-    struct comm_sum *sum;       /* memory of the sums of floats; NULL before the first */
+    uint64_t sequence;                /* of the newest collective */
+    uint32_t open;                    /* messages of the running one that are not done */
+    struct comm_request *outs;        /* count */
+    struct comm_request *ins;         /* count */
+    uint64_t *bounds;                 /* count + 1; scratch of the collectives */
+    struct comm_part *parts;          /* 2 * count; the same */
+    uint64_t *words;                  /* COMM_WORDS_MAX * count; the same */
+    struct comm_direct *direct;       /* count: where the members' data lie; NULL before a trial */
+    int is_direct;                    /* 1: they can be read there; -1: not; 0: untried */
+    struct comm_sum *sum;             /* memory of the sums of floats; NULL before the first */
+    int is_fast;                      /* sums in any order */
+    int is_engines;                   /* data is the back end's */
+    struct comm_engine_group *engine; /* NULL with one member */
 };
 
 #define COMM_WORDS_MAX 64u /* of one sum of integers */
@@ -163,6 +170,9 @@ struct comm {
     uint32_t spin_us;
     int broken; /* the first error; later calls return it */
     struct bl_errmsg why;
+    pthread_mutex_t engine_lock; /* an abort finds the engine whole */
+    const struct comm_engine_ops *ops;
+    struct comm_engine *engine; /* NULL: none; set once */
     _Atomic int aborted;
 };
 
@@ -206,7 +216,30 @@ int comm_broken(const struct comm *comm, struct bl_errmsg *msg);
 /* Makes `rc` with the text `why` the first error, and returns it. */
 int comm_fail(struct comm *comm, int rc, const struct bl_errmsg *why, struct bl_errmsg *msg);
 
+/* ---- comm_attach.c: calls that go to the engine ---- */
+
+/* Whatever is to be said of an aborted communicator: what ended the engine, or the abort. */
+int comm_aborted_error(struct comm *comm, struct bl_errmsg *msg);
+int comm_attached_exchange(struct comm_group *group, const struct comm_part *sends,
+                           const struct comm_part *recvs, struct bl_errmsg *msg);
+int comm_attached_allgather(struct comm_group *group, void *base, const uint64_t *bounds,
+                            struct bl_errmsg *msg);
+int comm_attached_broadcast(struct comm_group *group, uint32_t root, void *data, uint64_t bytes,
+                            struct bl_errmsg *msg);
+int comm_attached_send(struct comm *comm, uint32_t to, struct comm_request *request,
+                       struct bl_errmsg *msg);
+int comm_attached_recv(struct comm *comm, uint32_t from, struct comm_request *request,
+                       struct bl_errmsg *msg);
+int comm_attached_wait(struct comm *comm, struct comm_request *const *requests, uint32_t count,
+                       struct bl_errmsg *msg);
+
 /* ---- comm_request.c ---- */
+
+/* comm_send_start and comm_recv_start of the host's memory, with an engine attached or not. */
+BL_MUST_CHECK int comm_host_send(struct comm *comm, uint32_t to, uint64_t tag, const void *data,
+                                 uint64_t bytes, struct comm_request **ret, struct bl_errmsg *msg);
+BL_MUST_CHECK int comm_host_recv(struct comm *comm, uint32_t from, uint64_t tag, void *data,
+                                 uint64_t bytes, struct comm_request **ret, struct bl_errmsg *msg);
 
 void comm_queue_init(struct comm_queue *queue);
 /* Starts a message: channel, tag, bytes, data, peer, open and is_wanted are set by the caller, and
@@ -223,6 +256,10 @@ void comm_request_finish(struct comm_queue *queue, struct comm_request *request)
 void comm_requests_free(struct comm *comm);
 
 /* ---- comm_group.c ---- */
+
+/* comm_group_exchange of the host's memory, whoever moves the group's own. */
+int comm_host_exchange(struct comm_group *group, const struct comm_part *sends,
+                       const struct comm_part *recvs, struct bl_errmsg *msg);
 
 /* A collective begins: the next number of the group. */
 void comm_group_begin(struct comm_group *group);

@@ -380,7 +380,7 @@ static int drive(struct comm *c, int (*is_over)(void *ctx, struct bl_errmsg *msg
     uint64_t spin_until = 0;
     for (uint32_t round = 1;; round++) {
         if (atomic_load(&c->aborted)) {
-            return bl_err_code(msg, BL_EABORTED, "call %llu", (unsigned long long)c->calls);
+            return comm_aborted_error(c, msg);
         }
         int over = is_over(ctx, msg);
         if (over != 0) {

@@ -250,6 +250,7 @@ static struct comm_request *request_new(struct comm *c, uint32_t peer, uint64_t 
     r->data = data;
     r->peer = peer;
     r->is_wanted = 0;
+    r->is_engines = 0;
     return r;
 }
 
@@ -266,8 +267,8 @@ static int request_make(struct comm_request **ret, struct comm *c, uint32_t peer
     return *ret != NULL ? 0 : bl_err_code(msg, -ENOMEM, "message to rank %u", peer);
 }
 
-int comm_send_start(struct comm *comm, uint32_t to, uint64_t tag, const void *data, uint64_t bytes,
-                    struct comm_request **ret, struct bl_errmsg *msg)
+int comm_host_send(struct comm *comm, uint32_t to, uint64_t tag, const void *data, uint64_t bytes,
+                   struct comm_request **ret, struct bl_errmsg *msg)
 {
     struct comm_request *r;
     int rc = request_make(&r, comm, to, tag, (void *)(uintptr_t)data, bytes, msg);
@@ -279,8 +280,8 @@ int comm_send_start(struct comm *comm, uint32_t to, uint64_t tag, const void *da
     return rc;
 }
 
-int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag, void *data, uint64_t bytes,
-                    struct comm_request **ret, struct bl_errmsg *msg)
+int comm_host_recv(struct comm *comm, uint32_t from, uint64_t tag, void *data, uint64_t bytes,
+                   struct comm_request **ret, struct bl_errmsg *msg)
 {
     struct bl_errmsg why = {{0}};
     struct comm_request *r;
@@ -294,6 +295,39 @@ int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag, void *data, 
     }
     *ret = r;
     return 0;
+}
+
+/* A message that the engine moves. */
+static int engine_start(struct comm *comm, uint32_t peer, uint64_t tag, void *data, uint64_t bytes,
+                        int is_send, struct comm_request **ret, struct bl_errmsg *msg)
+{
+    struct comm_request *r;
+    int rc = request_make(&r, comm, peer, tag, data, bytes, msg);
+    if (rc != 0) {
+        return rc;
+    }
+    r->is_engines = 1;
+    r->is_done = 1;
+    rc = is_send ? comm_attached_send(comm, peer, r, msg) : comm_attached_recv(comm, peer, r, msg);
+    if (rc == 0) {
+        *ret = r;
+    }
+    return rc;
+}
+
+int comm_send_start(struct comm *comm, uint32_t to, uint64_t tag, const void *data, uint64_t bytes,
+                    struct comm_request **ret, struct bl_errmsg *msg)
+{
+    return comm->engine == NULL
+               ? comm_host_send(comm, to, tag, data, bytes, ret, msg)
+               : engine_start(comm, to, tag, (void *)(uintptr_t)data, bytes, 1, ret, msg);
+}
+
+int comm_recv_start(struct comm *comm, uint32_t from, uint64_t tag, void *data, uint64_t bytes,
+                    struct comm_request **ret, struct bl_errmsg *msg)
+{
+    return comm->engine == NULL ? comm_host_recv(comm, from, tag, data, bytes, ret, msg)
+                                : engine_start(comm, from, tag, data, bytes, 0, ret, msg);
 }
 
 struct wait_list {
@@ -315,11 +349,14 @@ int comm_wait_all(struct comm *comm, struct comm_request *const *requests, uint3
                   struct bl_errmsg *msg)
 {
     struct wait_list list = {requests, count};
+    int rc = comm->engine == NULL ? 0 : comm_attached_wait(comm, requests, count, msg);
     for (uint32_t i = 0; i < count; i++) {
-        requests[i]->is_wanted = 1;
-        unstick(comm, requests[i]->peer);
+        if (!requests[i]->is_engines) {
+            requests[i]->is_wanted = 1;
+            unstick(comm, requests[i]->peer);
+        }
     }
-    int rc = comm_drive(comm, is_list_over, &list, msg);
+    rc = rc == 0 ? comm_drive(comm, is_list_over, &list, msg) : rc;
     for (uint32_t i = 0; rc == 0 && i < count; i++) {
         requests[i]->next = comm->spare;
         comm->spare = requests[i];

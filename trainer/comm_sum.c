@@ -345,7 +345,7 @@ static int sum_small(struct comm_group *g, float *data, uint64_t count, struct b
         recvs[m] = (struct comm_part){theirs, count * sizeof *data};
         s->addends[m] = m == g->me ? data : theirs;
     }
-    int rc = comm_group_exchange(g, sends, recvs, msg);
+    int rc = comm_host_exchange(g, sends, recvs, msg);
     if (rc == 0) {
         add_all(data, s->addends, g->count, count);
     }
