@@ -13,6 +13,7 @@
  * Rows of DP + 4 floats put eight neighbouring rows into different banks.
  */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/ops.h"
 
 #define LANES 8U /* threads of a row */
 
