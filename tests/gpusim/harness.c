@@ -126,7 +126,8 @@ static float wide(uint16_t x)
     return y;
 }
 
-/* Bytes of an element: of the host's mirror and the CPU's side, where REAL is fp32, or the GPU's. */
+/* Bytes of an element: of the host's mirror and the CPU's side, where REAL is fp32, or the GPU's.
+ */
 static uint64_t element_bytes(const struct harness_array *a, const struct kern *k)
 {
     if (a->role == HARNESS_SCRATCH) {
@@ -230,8 +231,7 @@ static void pair_compare(const struct pair *pair, const struct harness *h, const
     for (uint64_t i = 0; i < a->count; i++) {
         double want = element_at(a, h->cpu, pair->cpu, i);
         double got = element_at(a, gpu, pair->first, i);
-        double bound =
-            a->absolute + a->relative * fabs(want) + a->ulps * ulp_of(a, gpu, want);
+        double bound = a->absolute + a->relative * fabs(want) + a->ulps * ulp_of(a, gpu, want);
         if (is_exact && a->kind == HARNESS_REAL && gpu->real_bytes == 2) {
             want = (double)wide(narrow((float)want));
         }

@@ -18,8 +18,8 @@
  * `call` is called once with the CPU's arrays and table and, for each of several orders of threads,
  * with the GPU's. Every array is an allocation of its own, with bytes behind it that must not
  * change. Inputs are random; those of the storage type are rounded to it first, so that both sides
- * start from the same numbers. Outputs must be the same bits in every order, and within the bound of
- * the CPU's. Failures are cmocka's, after a line with the name, the element, both values.
+ * start from the same numbers. Outputs must be the same bits in every order, and within the bound
+ * of the CPU's. Failures are cmocka's, after a line with the name, the element, both values.
  */
 #ifndef GPUSIM_HARNESS_H
 #define GPUSIM_HARNESS_H
@@ -50,8 +50,8 @@ struct harness_array {
     double stddev;    /* of random numbers, around `mean` */
     double mean;      /* */
     const void *from; /* instead of random numbers: count of float, double, int32_t (REAL: float) */
-    /* |GPU - CPU| <= absolute + relative |CPU| + ulps of the array's type at the CPU's value; all 0:
-     * the same bits (REAL of bf16: the CPU's, rounded). */
+    /* |GPU - CPU| <= absolute + relative |CPU| + ulps of the array's type at the CPU's value; all
+     * 0: the same bits (REAL of bf16: the CPU's, rounded). */
     double ulps, relative, absolute;
 };
 

@@ -201,3 +201,45 @@ float self_wide(uint16_t bits)
 {
     return kern_wide(__ushort_as_bfloat16(bits));
 }
+
+void self_op_scale(struct kern *k, float *x, float factor, uint64_t count)
+{
+    self_scale(x, factor, count, kern_cuda_of(k)->compute);
+    kern_cuda_launched(k, "scale");
+}
+
+static __global__ void round_kernel(kern_bf16 *out, const float *a, uint64_t count)
+{
+    uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < count) {
+        out[i] = kern_narrow<kern_bf16>(a[i]);
+    }
+}
+
+void self_op_round(struct kern *k, kern_real *out, const float *a, uint64_t count)
+{
+    KERN_LAUNCH(round_kernel, static_cast<uint32_t>((count + 127) / 128), 128, 0,
+                kern_cuda_of(k)->compute, reinterpret_cast<kern_bf16 *>(out), a, count);
+    kern_cuda_launched(k, "round");
+}
+
+/* A sum whose order is that of arrival, as an atomicAdd of floats would make it. */
+static __global__ void racy_kernel(float *x, float factor, uint64_t count)
+{
+    uint64_t i = threadIdx.x;
+    if (i > 0 && i < count) {
+        x[0] += x[i] * factor;
+    }
+}
+
+void self_op_racy(struct kern *k, float *x, float factor, uint64_t count)
+{
+    KERN_LAUNCH(racy_kernel, 1, 512, 0, kern_cuda_of(k)->compute, x, factor, count);
+    kern_cuda_launched(k, "racy");
+}
+
+void self_op_short(struct kern *k, float *x, float factor, uint64_t count)
+{
+    self_scale(x, factor, count - 1, kern_cuda_of(k)->compute);
+    kern_cuda_launched(k, "short");
+}

@@ -8,6 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "kernels/backend.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -33,6 +35,12 @@ void self_shape(uint32_t *out, cudaStream_t stream);
 void self_empty(uint32_t blocks, uint32_t threads, uint64_t shared_bytes, cudaStream_t stream);
 /* cudaFuncSetAttribute of that kernel's dynamic shared memory. */
 int self_allow(int bytes);
+/* Of struct kern_ops, for the harness. */
+void self_op_scale(struct kern *k, float *x, float factor, uint64_t count);
+void self_op_round(struct kern *k, kern_real *out, const float *a, uint64_t count);
+/* Wrong on purpose: the sum of x in the order of arrival; one element is not written. */
+void self_op_racy(struct kern *k, float *x, float factor, uint64_t count);
+void self_op_short(struct kern *k, float *x, float factor, uint64_t count);
 uint16_t self_narrow(float x);
 float self_wide(uint16_t bits);
 
