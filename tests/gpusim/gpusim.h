@@ -32,6 +32,7 @@
 #define __noinline__     __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __constant__ static
 /* Poisoned between blocks by name, see gpusim_shared.cc. */
 #define __shared__ static
