@@ -51,6 +51,27 @@ static inline const kern_real *kern_real_view(const struct kern *k, const kern_r
     return (const kern_real *)((const char *)p + elems * k->real_bytes);
 }
 
+/* Storage of fp32 is an array of float. */
+static inline kern_real *kern_real_f32(float *p)
+{
+    return (kern_real *)(void *)p;
+}
+
+static inline const kern_real *kern_real_f32_view(const float *p)
+{
+    return (const kern_real *)(const void *)p;
+}
+
+static inline float *kern_real_floats(kern_real *p)
+{
+    return (float *)(void *)p;
+}
+
+static inline const float *kern_real_floats_view(const kern_real *p)
+{
+    return (const float *)(const void *)p;
+}
+
 /* Tokens or targets of a pass, and, on a device, the order in which the embedding's gradient adds
  * them. Filled by tokens_set; the memory is that of tokens_bytes. */
 struct kern_tokens {
@@ -209,11 +230,11 @@ struct kern_ops {
                                  const float *tops, const double *sums, const struct kern_tokens *t,
                                  uint32_t first, uint32_t n, uint32_t lo, uint32_t columns,
                                  int backward);
-    /* *total = (add ? *total : 0) + losses[0] + losses[1] + ... one after the other in the order of
-     * n (back end's memory); a row whose target is below 0 has the loss 0. */
+    /* *total = (add ? *total : 0) + (((0 + losses[0]) + losses[1]) + ...), one after the other in
+     * the order of n (back end's memory); a row whose target is below 0 has the loss 0. */
     void (*loss_total)(struct kern *k, double *total, const double *losses, uint32_t n, int add);
     /* Of every element the largest, and the sum in order, over `count` arrays of n that lie one
-     * behind the other: what tensor parallel ranks gathered. */
+     * behind the other: what tensor parallel ranks gathered. The result may be the first array. */
     void (*tops_merge)(struct kern *k, float *tops, const float *parts, uint32_t count, uint32_t n);
     void (*sums_merge)(struct kern *k, double *sums, const double *parts, uint32_t count,
                        uint32_t n);
@@ -236,6 +257,10 @@ struct kern_ops {
 /* The CPU as a back end, fp32, on a pool (NULL: the caller's thread), which stays the caller's and
  * outlives it. Ended by ops->close. Everything is done when a call returns. -ENOMEM. */
 BL_MUST_CHECK int kern_cpu_open(struct kern **ret, struct kern_pool *pool, struct bl_errmsg *msg);
+/* The same for sizes only (*_scratch, *_bytes), as with a pool of `threads`; nothing else is
+ * called.
+ */
+BL_MUST_CHECK int kern_cpu_open_sizes(struct kern **ret, uint32_t threads, struct bl_errmsg *msg);
 /* The pool of a CPU back end; NULL of another. */
 struct kern_pool *kern_cpu_pool(const struct kern *k);
 
