@@ -130,7 +130,7 @@ static int subject_open(struct dry_subject *s, struct bl_errmsg *msg)
                                   .recompute = job->train.recompute,
                                   .sequence = job->sequence};
     int rc = train_model_new_table(&s->table, &job->model, &s->part, job->train.seq_len,
-                                   job->train.micro_batch, s->dry->threads, msg);
+                                   job->train.micro_batch, msg);
     if (rc == 0) {
         rc = train_shard_init(&s->shard, s->table, &s->grid, job->zero, msg);
     }
@@ -184,8 +184,8 @@ static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct b
                                              .sets = s->part.sets,
                                              .tokens = s->tokens,
                                              .stream_elems = s->stream_elems};
-    int rc = train_model_memory(&model, &job->model, &s->part, job->train.seq_len,
-                                job->train.micro_batch, dry->threads, msg);
+    int rc = train_model_memory(&model, dry->kern, &job->model, &s->part, job->train.seq_len,
+                                job->train.micro_batch, msg);
     if (rc != 0) {
         return rc;
     }
@@ -204,7 +204,7 @@ static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct b
                           (s->grid.tp + 1) * (flat / KERN_BLOCK) * sizeof(double);
     m[TRAIN_DRY_ACTIVATIONS] = model.sets;
     m[TRAIN_DRY_LOGITS] = model.logits;
-    m[TRAIN_DRY_SCRATCH] = model.total - model.sets - model.logits;
+    m[TRAIN_DRY_SCRATCH] = model.scratch + model.host;
     m[TRAIN_DRY_COMM] = job->ranks == 1 ? 0 : 2ull * (near - 1) * RING_BYTES;
     m[TRAIN_DRY_PROCESS] = PROCESS_BYTES;
     for (int i = 0; i < TRAIN_DRY_MEMORY_COUNT; i++) {
@@ -347,7 +347,7 @@ static int plan_places(struct train_dry *dry, struct bl_errmsg *msg)
                                         .recompute = job->train.recompute,
                                         .sequence = job->sequence};
         rc = train_model_new_table(&table, &job->model, &part, job->train.seq_len,
-                                   job->train.micro_batch, dry->threads, msg);
+                                   job->train.micro_batch, msg);
         dry->blocks[i] = rc == 0 ? train_model_local_elems(table) / KERN_BLOCK : 0;
         train_model_free(table);
     }
@@ -374,12 +374,14 @@ int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per
     dry->tp = grid.tp;
     dry->pp = grid.pp;
     dry->dp = grid.dp;
-    dry->threads = job->threads != 0 ? job->threads : 1;
     dry->per_node = per_node != 0 ? per_node : (job->ranks + nodes - 1) / nodes;
     dry->slots = slots != 0 ? slots : 2 + (job->root_count != 0 ? job->root_count : 1);
     dry->chunks = train_grid_chunks(&grid, job->interleave, job->model.layers);
     dry->micro_batches = job->train.global_batch / (job->lanes * job->train.micro_batch);
-    rc = plan_loads(dry, msg);
+    rc = kern_cpu_open_sizes(&dry->kern, job->threads != 0 ? job->threads : 1, msg);
+    if (rc == 0) {
+        rc = plan_loads(dry, msg);
+    }
     if (rc == 0) {
         rc = plan_schedules(dry, msg);
     }
@@ -397,6 +399,9 @@ int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per
 void train_dry_free(struct train_dry *dry)
 {
     if (dry != NULL) {
+        if (dry->kern != NULL) {
+            dry->kern->ops->close(dry->kern);
+        }
         bl_lanes_close(&dry->plan);
         free(dry->loads);
         free(dry->load_of);

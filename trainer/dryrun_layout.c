@@ -50,7 +50,7 @@ static int layout_open(struct layout *l, const struct bl_job *job, struct bl_err
                                         .recompute = job->train.recompute,
                                         .sequence = job->sequence};
         rc = train_model_new_table(&l->tables[i], &job->model, &part, job->train.seq_len,
-                                   job->train.micro_batch, 1, msg);
+                                   job->train.micro_batch, msg);
     }
     return rc;
 }

@@ -4,6 +4,7 @@
 #define TRAINER_DRYRUN_PARTS_H
 
 #include "base/lanes.h"
+#include "kernels/backend.h"
 #include "trainer/dryrun.h"
 
 struct dry_load { /* of a replica */
@@ -18,7 +19,8 @@ struct dry_schedule { /* of a stage under a load */
 
 struct train_dry {
     const struct bl_job *job; /* kept */
-    uint32_t tp, pp, dp, chunks, threads, per_node, slots;
+    struct kern *kern;        /* owned: of it sizes are asked */
+    uint32_t tp, pp, dp, chunks, per_node, slots;
     uint32_t micro_batches; /* of a lane */
     struct bl_lane_plan plan;
     struct dry_load *loads; /* load_count, all different */

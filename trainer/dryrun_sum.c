@@ -90,8 +90,8 @@ int train_dry_model(struct train_dry_model *ret, const struct bl_job *job, struc
     struct train_model *table;
     struct train_dry_model m = {0};
     const struct train_part whole = TRAIN_PART_WHOLE;
-    int rc = train_model_new_table(&table, c, &whole, job->train.seq_len, job->train.micro_batch, 1,
-                                   msg);
+    int rc =
+        train_model_new_table(&table, c, &whole, job->train.seq_len, job->train.micro_batch, msg);
     if (rc != 0) {
         return rc;
     }
@@ -124,7 +124,7 @@ static int try_layout(const struct bl_job *job, uint32_t tp, uint32_t pp, struct
         rc = bl_err(msg, BL_ECONFIG, "%u replicas for %u lanes", grid.dp, job->lanes);
     }
     for (uint32_t end = 0; rc == 0 && end < 2; end++) { /* the first and the last of each */
-        struct train_memory memory;
+        struct train_model *table = NULL;
         const struct train_part part = {
             .tp = tp,
             .tp_rank = end ? tp - 1 : 0,
@@ -134,8 +134,9 @@ static int try_layout(const struct bl_job *job, uint32_t tp, uint32_t pp, struct
             .sets = 1,
             .recompute = job->train.recompute,
             .sequence = tp > 1 && job->sequence};
-        rc = train_model_memory(&memory, &job->model, &part, job->train.seq_len,
-                                job->train.micro_batch, 1, msg);
+        rc = train_model_new_table(&table, &job->model, &part, job->train.seq_len,
+                                   job->train.micro_batch, msg);
+        train_model_free(table);
     }
     return rc;
 }

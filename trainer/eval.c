@@ -4,7 +4,6 @@
  */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "trainer/rank_hooks.h"
 
@@ -33,22 +32,20 @@ static int eval_read(void *arg, uint32_t micro, uint32_t vstage, int32_t *tokens
     return rc;
 }
 
-static int eval_begin(void *arg, const struct train_pipe_op *op, int *ret_add,
+static int eval_begin(void *arg, const struct train_pipe_op *op, struct train_flow *flow,
                       struct bl_errmsg *msg)
 {
-    (void)arg;
-    (void)op;
-    (void)ret_add;
+    struct eval_work *work = arg;
     (void)msg;
+    flow->loss = train_rank_loss(work->rank, work->batches[op->micro]);
     return 0;
 }
 
-static int eval_end(void *arg, const struct train_pipe_op *op, double loss, struct bl_errmsg *msg)
+static int eval_end(void *arg, const struct train_pipe_op *op, struct bl_errmsg *msg)
 {
-    struct eval_work *work = arg;
-    struct train_rank *rank = work->rank;
+    (void)arg;
+    (void)op;
     (void)msg;
-    rank->losses[work->batches[op->micro]] += rank->grid.t == 0 ? loss : 0.0;
     return 0;
 }
 
@@ -68,7 +65,7 @@ static int eval_run(struct eval_work *work, uint32_t count, struct bl_errmsg *ms
     }
     int rc = train_pipeline_make(&pipeline, g->pp, g->p, rank->part.chunks, count, 0, msg);
     if (rc == 0) {
-        rc = train_stage_run(rank->stage, &pipeline, &calls, rank->comm, rank->pool, msg);
+        rc = train_stage_run(rank->stage, &pipeline, &calls, rank->comm, msg);
     }
     train_pipeline_close(&pipeline);
     return rc;
@@ -102,12 +99,15 @@ int train_eval(struct train_rank *rank, double *ret_loss, struct bl_errmsg *msg)
             work.batches[count++] = batch;
         }
     }
-    memset(rank->losses, 0, t->eval_batches * sizeof *rank->losses);
+    train_losses_begin(rank);
     int rc = eval_run(&work, count, msg);
     if (rc == 0 && train_rank_is_in_step(rank)) {
         rc = train_rank_idle(rank, most_batches(rank) - count, 0, msg);
     }
     free(work.batches);
+    if (rc == 0) {
+        rc = train_losses_end(rank, t->eval_batches, msg);
+    }
     if (rc == 0) {
         rc = train_share_losses(rank, t->eval_batches, msg);
     }

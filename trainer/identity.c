@@ -13,8 +13,9 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
 {
     int rc = kern_start(msg);
     if (rc == 0) {
-        rc = train_model_probe(&rank->job->model, rank->job->tp, rank->job->train.seq_len,
-                               rank->job->train.micro_batch, rank->pool, &ret->probe, msg);
+        rc = train_model_probe(rank->kern, &rank->job->model, rank->job->tp,
+                               rank->job->train.seq_len, rank->job->train.micro_batch, &ret->probe,
+                               msg);
     }
     if (rc != 0) {
         return rc;
@@ -29,7 +30,7 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
     if (rc != 0) {
         return rc;
     }
-    ret->build = kern_build_name();
+    ret->build = rank->kern->ops->build_name(rank->kern);
     char text[1024];
     int n = snprintf(text, sizeof text, "%s job %016llx data %016llx build %s", TRAIN_ARITHMETIC,
                      (unsigned long long)ret->job_digest, (unsigned long long)ret->data_digest,

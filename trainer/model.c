@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making a model: all memory that its passes need is counted once and taken once.
+ * Making a model: all memory that its passes need is counted once and taken once, from the back
+ * end.
  */
 #include "trainer/model.h"
 
@@ -8,53 +9,54 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "trainer/comm.h"
 #include "trainer/model_internal.h"
 
-/* Arrays start on 64 bytes. */
-#define ARENA_ALIGN 16U
+/* Arrays start on so many bytes; a device reads whole lines. */
+#define ARENA_ALIGN        64u
+#define ARENA_ALIGN_DEVICE 256u
 
-/* Hands out the arena, or only counts while `arena` is NULL. */
-struct arena_cursor {
-    float *arena;
-    uint64_t used; /* elements */
-};
-
-static float *arena_take(struct arena_cursor *cursor, uint64_t elems)
+void *model_take(struct model_arena *arena, uint64_t bytes)
 {
-    float *at = cursor->arena == NULL ? NULL : cursor->arena + cursor->used;
-    cursor->used += (elems + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+    char *at = arena->memory == NULL ? NULL : arena->memory + arena->used;
+    arena->used += bl_round_up(bytes, arena->kern->is_device ? ARENA_ALIGN_DEVICE : ARENA_ALIGN);
     return at;
 }
 
 /* Arrays of a layer by how long recomputation lets them live: those that none keeps and selective
  * makes again, those that only full makes again, and the layer's input. */
 static void lay_out_elementwise(const struct train_model *model, struct model_layer_acts *a,
-                                struct arena_cursor *cursor)
+                                struct model_arena *arena)
 {
     uint64_t n = model->rows, c = model->config.dim;
-    a->norm1 = arena_take(cursor, n * c);
-    a->norm2 = arena_take(cursor, n * c);
-    a->act = arena_take(cursor, n * model->hidden);
+    a->norm1 = model_take_real(arena, n * c);
+    a->norm2 = model_take_real(arena, n * c);
+    a->act = model_take_real(arena, n * model->hidden);
 }
 
 static void lay_out_products(const struct train_model *model, struct model_layer_acts *a,
-                             struct arena_cursor *cursor)
+                             struct model_arena *arena)
 {
     uint64_t n = model->rows, stream = model->stream_rows, c = model->config.dim;
     int gpt2 = model_is_gpt2(model);
-    a->rstd1 = arena_take(cursor, stream);
-    a->mean1 = arena_take(cursor, gpt2 ? stream : 0);
-    a->q = arena_take(cursor, n * model->q_dim);
-    a->k = arena_take(cursor, n * model->kv_dim);
-    a->v = arena_take(cursor, n * model->kv_dim);
-    a->att = arena_take(cursor, n * model->q_dim);
-    a->stats = arena_take(cursor, n * model->heads * 2);
-    a->mid = arena_take(cursor, stream * c);
-    a->rstd2 = arena_take(cursor, stream);
-    a->mean2 = arena_take(cursor, gpt2 ? stream : 0);
-    a->gate = arena_take(cursor, gpt2 ? 0 : n * model->hidden);
-    a->up = arena_take(cursor, n * model->hidden);
+    a->rstd1 = model_take_f32(arena, stream);
+    a->mean1 = model_take_f32(arena, gpt2 ? stream : 0);
+    a->q = model_take_real(arena, n * model->q_dim);
+    a->k = model_take_real(arena, n * model->kv_dim);
+    a->v = model_take_real(arena, n * model->kv_dim);
+    a->att = model_take_real(arena, n * model->q_dim);
+    a->stats = model_take_f32(arena, n * model->heads * 2);
+    a->mid = model_take_real(arena, stream * c);
+    a->rstd2 = model_take_f32(arena, stream);
+    a->mean2 = model_take_f32(arena, gpt2 ? stream : 0);
+    a->gate = model_take_real(arena, gpt2 ? 0 : n * model->hidden);
+    a->up = model_take_real(arena, n * model->hidden);
+}
+
+static int has_embedding(const struct train_model *model)
+{
+    return model->part.stage == 0;
 }
 
 static int has_head(const struct train_model *model)
@@ -62,94 +64,121 @@ static int has_head(const struct train_model *model)
     return model->part.stage + 1 == model->part.pp;
 }
 
+/* What the back end makes of tokens. */
+static void lay_out_tokens(const struct train_model *model, struct kern_tokens *tokens, int is_here,
+                           struct model_arena *arena)
+{
+    uint64_t bytes = is_here ? model->kern->ops->tokens_bytes(model->kern, model->rows) : 0;
+    void *memory = model_take(arena, bytes);
+    tokens->memory = bytes != 0 ? memory : NULL;
+}
+
 /* `shared`: what recomputation lets all layers use one after the other. */
 static void lay_out_set(struct train_model *model, uint32_t index,
-                        const struct model_layer_acts *shared, struct arena_cursor *cursor)
+                        const struct model_layer_acts *shared, struct model_arena *arena)
 {
     struct model_set *set = &model->sets[index];
     uint64_t stream = model->stream_rows, c = model->config.dim;
     set->layers = &model->layers[(size_t)index * model->set_layers];
+    lay_out_tokens(model, &set->tokens, has_embedding(model), arena);
+    lay_out_tokens(model, &set->targets, has_head(model), arena);
     for (uint32_t i = 0; i < model->set_layers; i++) {
         struct model_layer_acts *a = &set->layers[i];
         *a = *shared;
-        a->x = arena_take(cursor, stream * c);
+        a->x = model_take_real(arena, stream * c);
         if (model->part.recompute != BL_RECOMPUTE_FULL) {
-            lay_out_products(model, a, cursor);
+            lay_out_products(model, a, arena);
         }
         if (model->part.recompute == BL_RECOMPUTE_NONE) {
-            lay_out_elementwise(model, a, cursor);
+            lay_out_elementwise(model, a, arena);
         }
     }
     if (has_head(model)) {
-        set->x = arena_take(cursor, stream * c);
-        set->norm = arena_take(cursor, (uint64_t)model->rows * c);
-        set->rstd = arena_take(cursor, stream);
-        set->mean = arena_take(cursor, model_is_gpt2(model) ? stream : 0);
+        set->x = model_take_real(arena, stream * c);
+        set->norm = model_take_real(arena, (uint64_t)model->rows * c);
+        set->rstd = model_take_f32(arena, stream);
+        set->mean = model_take_f32(arena, model_is_gpt2(model) ? stream : 0);
     }
 }
 
+/* Of the operations that want scratch, one at a time, the one that wants most. */
+static uint64_t scratch_bytes(const struct train_model *model)
+{
+    struct kern *k = model->kern;
+    const uint32_t widths[] = {model->config.dim, model->q_dim, model->kv_dim, model->hidden};
+    uint64_t most = k->ops->attention_scratch(k, &model->attention);
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        uint64_t bytes = k->ops->norm_scratch(k, model->rows, widths[i]);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static void lay_out_scratch(struct train_model *model, struct model_layer_acts *shared,
-                            struct arena_cursor *cursor)
+                            struct model_arena *arena)
 {
     uint64_t n = model->rows, c = model->config.dim, f = model->hidden;
     int gpt2 = model_is_gpt2(model);
     if (model->part.recompute == BL_RECOMPUTE_FULL) {
-        lay_out_products(model, shared, cursor);
+        lay_out_products(model, shared, arena);
     }
     if (model->part.recompute != BL_RECOMPUTE_NONE) {
-        lay_out_elementwise(model, shared, cursor);
+        lay_out_elementwise(model, shared, arena);
     }
-    model->rope = arena_take(cursor, gpt2 ? 0 : (uint64_t)model->seq_len * model->head_dim);
-    model->scratch = arena_take(cursor, kern_attention_scratch(&model->attention, model->threads));
-    model->dx = arena_take(cursor, model->stream_rows * c);
-    model->dnorm = arena_take(cursor, n * c);
-    model->datt = arena_take(cursor, n * model->q_dim);
-    model->dq = arena_take(cursor, n * model->q_dim);
-    model->dk = arena_take(cursor, n * model->kv_dim);
-    model->dv = arena_take(cursor, n * model->kv_dim);
-    model->dgate = arena_take(cursor, gpt2 ? 0 : n * f);
-    model->dup = arena_take(cursor, n * f);
-    model->dact = arena_take(cursor, n * f);
+    model->rope = model_take_f32(arena, gpt2 ? 0 : (uint64_t)model->seq_len * model->head_dim);
+    model->scratch = model_take(arena, scratch_bytes(model));
+    model->dx = model_take_real(arena, model->stream_rows * c);
+    model->dnorm = model_take_real(arena, n * c);
+    model->datt = model_take_real(arena, n * model->q_dim);
+    model->dq = model_take_real(arena, n * model->q_dim);
+    model->dk = model_take_real(arena, n * model->kv_dim);
+    model->dv = model_take_real(arena, n * model->kv_dim);
+    model->dgate = model_take_real(arena, gpt2 ? 0 : n * f);
+    model->dup = model_take_real(arena, n * f);
+    model->dact = model_take_real(arena, n * f);
 }
 
 /* What tensor parallel ranks exchange. */
-static void lay_out_tp(struct train_model *model, struct arena_cursor *cursor)
+static void lay_out_tp(struct train_model *model, struct model_arena *arena)
 {
     uint64_t n = model->rows, c = model->config.dim, tp = model->part.tp;
-    const uint64_t bound = sizeof *model->tp_bounds / sizeof(float);
-    const uint64_t part = sizeof *model->tp_parts / sizeof(float);
     int sequence = model->part.sequence != 0;
     if (tp == 1) {
         return;
     }
-    model->tp_bounds = (uint64_t *)(void *)arena_take(cursor, bound * (tp + 1));
-    model->tp_parts = (struct comm_part *)(void *)arena_take(cursor, 2 * part * tp);
-    model->whole = arena_take(cursor, sequence ? n * c : 0);
-    model->norm_parts = arena_take(cursor, sequence ? 2 * c : 0);
-    model->shared = arena_take(cursor, model->kv_sharers > 1 ? n * model->kv_dim + tp : 0);
+    model->whole = model_take_real(arena, sequence ? n * c : 0);
+    model->norm_parts = model_take_f32(arena, sequence ? 2 * c : 0);
+    model->shared =
+        model_take_real(arena, model->kv_sharers > 1 ? n * model->kv_dim + MODEL_SLICE * tp : 0);
+}
+
+static void lay_out_head(struct train_model *model, struct model_arena *arena)
+{
+    uint64_t n = model->rows, parts = model->part.tp > 1 ? model->part.tp * n : 0;
+    model->logits = model_take_real(arena, n * model->vocab);
+    model->losses = model_take_f64(arena, n);
+    model->loss = model_take_f64(arena, 1);
+    model->tops = model_take_f32(arena, parts);
+    model->sums = model_take_f64(arena, 2 * parts);
 }
 
 /* Gives all arrays their places, and says how many bytes each kind takes. */
-static void lay_out(struct train_model *model, float *arena)
+static void lay_out(struct train_model *model, char *arena)
 {
-    struct arena_cursor cursor = {arena, 0};
+    struct model_arena cut = {model->kern, arena, 0};
     struct model_layer_acts shared = {0};
     struct train_memory *memory = &model->memory;
-    lay_out_scratch(model, &shared, &cursor);
-    lay_out_tp(model, &cursor);
-    memory->scratch = cursor.used * sizeof(float);
+    lay_out_scratch(model, &shared, &cut);
+    lay_out_tp(model, &cut);
+    memory->scratch = cut.used;
     if (has_head(model)) {
-        model->logits = arena_take(&cursor, (uint64_t)model->rows * model->vocab);
-        model->losses = (double *)(void *)arena_take(&cursor, 2ULL * model->rows);
-        uint64_t others = model->part.tp > 1 ? (uint64_t)model->part.tp * model->rows : 0;
-        model->tops = arena_take(&cursor, others);
-        model->sums = (double *)(void *)arena_take(&cursor, 4 * others);
+        lay_out_head(model, &cut);
     }
-    memory->logits = cursor.used * sizeof(float) - memory->scratch;
+    memory->logits = cut.used - memory->scratch;
     for (uint32_t i = 0; i < model->part.sets; i++) {
-        lay_out_set(model, i, &shared, &cursor);
+        lay_out_set(model, i, &shared, &cut);
     }
-    memory->total = cursor.used * sizeof(float);
+    memory->total = cut.used;
     memory->sets = memory->total - memory->logits - memory->scratch;
     memory->set = memory->sets / model->part.sets;
 }
@@ -169,10 +198,24 @@ static int take_sets(struct train_model *model, struct bl_errmsg *msg)
                                                         : 0;
 }
 
-/* Table and sizes, without the arena. */
-static int model_measure(struct train_model **ret, const struct bl_job_model *config,
-                         const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
-                         uint32_t threads, struct bl_errmsg *msg)
+/* Lists of what tensor parallel ranks exchange, on the host. */
+static int take_lists(struct train_model *model, struct bl_errmsg *msg)
+{
+    size_t tp = model->part.tp;
+    if (tp == 1) {
+        return 0;
+    }
+    model->memory.host = (tp + 1) * sizeof *model->tp_bounds + 2 * tp * sizeof *model->tp_parts;
+    model->tp_bounds = calloc(tp + 1, sizeof *model->tp_bounds);
+    model->tp_parts = calloc(2 * tp, sizeof *model->tp_parts);
+    return model->tp_bounds == NULL || model->tp_parts == NULL
+               ? bl_err_code(msg, -ENOMEM, "lists of %zu tensor parallel ranks", tp)
+               : 0;
+}
+
+int train_model_new_table(struct train_model **ret, const struct bl_job_model *config,
+                          const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
+                          struct bl_errmsg *msg)
 {
     struct train_model *model = calloc(1, sizeof *model);
     if (model == NULL) {
@@ -182,10 +225,29 @@ static int model_measure(struct train_model **ret, const struct bl_job_model *co
     model->part = *part;
     model->seq_len = seq_len;
     model->micro_batch = micro_batch;
-    model->threads = threads;
     int rc = model_table_init(model, msg);
+    if (rc < 0) {
+        train_model_free(model);
+        return rc;
+    }
+    *ret = model;
+    return 0;
+}
+
+/* Table and sizes on a back end, without the arena. */
+static int model_measure(struct train_model **ret, struct kern *kern,
+                         const struct bl_job_model *config, const struct train_part *part,
+                         uint32_t seq_len, uint32_t micro_batch, struct bl_errmsg *msg)
+{
+    struct train_model *model = NULL;
+    int rc = train_model_new_table(&model, config, part, seq_len, micro_batch, msg);
+    if (rc < 0) {
+        return rc;
+    }
+    model->kern = kern;
+    rc = take_sets(model, msg);
     if (rc == 0) {
-        rc = take_sets(model, msg);
+        rc = take_lists(model, msg);
     }
     if (rc < 0) {
         train_model_free(model);
@@ -196,7 +258,7 @@ static int model_measure(struct train_model **ret, const struct bl_job_model *co
     return 0;
 }
 
-void model_rope_table(const struct train_model *model, float *table, uint32_t positions)
+static void rope_table(const struct train_model *model, float *table, uint32_t positions)
 {
     const struct bl_job_model *c = &model->config;
     const struct kern_rope_scaling scaling = {c->rope_factor, c->rope_low, c->rope_high,
@@ -205,42 +267,58 @@ void model_rope_table(const struct train_model *model, float *table, uint32_t po
                     c->rope_factor > 1.0 ? &scaling : NULL);
 }
 
-int train_model_new(struct train_model **ret, const struct bl_job_model *config, uint32_t seq_len,
-                    uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg)
+int train_model_new(struct train_model **ret, struct kern *kern, const struct bl_job_model *config,
+                    uint32_t seq_len, uint32_t micro_batch, struct bl_errmsg *msg)
 {
-    return train_model_new_part(ret, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, msg);
+    return train_model_new_part(ret, kern, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, msg);
 }
 
-int train_model_new_part(struct train_model **ret, const struct bl_job_model *config,
-                         const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
-                         uint32_t threads, struct bl_errmsg *msg)
+int model_rope_upload(const struct train_model *model, float *table, uint32_t positions,
+                      struct bl_errmsg *msg)
+{
+    struct kern *k = model->kern;
+    uint64_t bytes = (uint64_t)positions * model->head_dim * sizeof(float);
+    if (model_is_gpt2(model)) {
+        return 0;
+    }
+    float *host = malloc(bytes);
+    if (host == NULL) {
+        return bl_err_code(msg, -ENOMEM, "rotary table of %u positions", positions);
+    }
+    rope_table(model, host, positions);
+    k->ops->upload(k, table, host, bytes);
+    int rc = k->ops->sync(k, msg);
+    free(host);
+    return rc;
+}
+
+int train_model_new_part(struct train_model **ret, struct kern *kern,
+                         const struct bl_job_model *config, const struct train_part *part,
+                         uint32_t seq_len, uint32_t micro_batch, struct bl_errmsg *msg)
 {
     struct train_model *model = NULL;
-    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
+    int rc = model_measure(&model, kern, config, part, seq_len, micro_batch, msg);
     if (rc < 0) {
         return rc;
     }
-    void *arena = NULL;
     uint64_t bytes = model->memory.total;
-    if (posix_memalign(&arena, 64, bytes) != 0) {
+    model->arena = kern->ops->alloc(kern, bytes);
+    if (model->arena == NULL) {
         train_model_free(model);
         return bl_err_code(msg, -ENOMEM, "model: %llu bytes of activations",
                            (unsigned long long)bytes);
     }
-    model->arena = arena;
     lay_out(model, model->arena);
-    if (!model_is_gpt2(model)) {
-        model_rope_table(model, model->rope, seq_len);
+    rc = model_rope_upload(model, model->rope, seq_len, msg);
+    if (rc == 0) {
+        rc = model_plan_products(model, model->rows, msg);
+    }
+    if (rc < 0) {
+        train_model_free(model);
+        return rc;
     }
     *ret = model;
     return 0;
-}
-
-int train_model_new_table(struct train_model **ret, const struct bl_job_model *config,
-                          const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
-                          uint32_t threads, struct bl_errmsg *msg)
-{
-    return model_measure(ret, config, part, seq_len, micro_batch, threads, msg);
 }
 
 void train_model_free(struct train_model *model)
@@ -248,7 +326,11 @@ void train_model_free(struct train_model *model)
     if (model == NULL) {
         return;
     }
-    free(model->arena);
+    if (model->kern != NULL) {
+        model->kern->ops->free(model->kern, model->arena, model->memory.total);
+    }
+    free(model->tp_bounds);
+    free(model->tp_parts);
     free(model->sets);
     free(model->layers);
     free(model->tensors);
@@ -257,36 +339,31 @@ void train_model_free(struct train_model *model)
     free(model);
 }
 
-int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
-                       const struct train_part *part, uint32_t seq_len, uint32_t micro_batch,
-                       uint32_t threads, struct bl_errmsg *msg)
+int train_model_memory(struct train_memory *ret, struct kern *kern,
+                       const struct bl_job_model *config, const struct train_part *part,
+                       uint32_t seq_len, uint32_t micro_batch, struct bl_errmsg *msg)
 {
     struct train_model *model = NULL;
-    int rc = model_measure(&model, config, part, seq_len, micro_batch, threads, msg);
+    int rc = model_measure(&model, kern, config, part, seq_len, micro_batch, msg);
     if (rc == 0) {
         *ret = model->memory;
+        model->kern = NULL; /* it has sizes only */
         train_model_free(model);
     }
     return rc;
 }
 
-uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
-                           uint32_t micro_batch, uint32_t threads)
-{
-    struct train_memory memory;
-    int rc =
-        train_model_memory(&memory, config, &TRAIN_PART_WHOLE, seq_len, micro_batch, threads, NULL);
-    return rc == 0 ? memory.total : 0;
-}
-
 int model_tokens_check(const struct train_model *model, const int32_t *tokens, uint64_t count,
-                       int32_t lowest, const char *what, struct bl_errmsg *msg)
+                       int32_t lowest, const char *what, uint64_t *ret_count, struct bl_errmsg *msg)
 {
+    uint64_t counted = 0;
     for (uint64_t i = 0; i < count; i++) {
         if (tokens[i] < lowest || tokens[i] >= (int32_t)model->config.vocab) {
             return bl_err(msg, BL_ELIMIT, "%s %llu is %d: not in a vocabulary of %u", what,
                           (unsigned long long)i, tokens[i], model->config.vocab);
         }
+        counted += tokens[i] >= 0;
     }
+    *ret_count = counted;
     return 0;
 }

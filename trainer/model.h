@@ -11,7 +11,7 @@
  *     local order   the units that this rank has, packed
  *                   | unit 1 layer 0 | unit 2 layer 1 |
  *
- *     params        local order, fp32, then a copy of the embedding when the head is tied to one
+ *     params        local order, then a copy of the embedding when the head is tied to one
  *                   that lies on another stage
  *
  *     grads         local order, fp32, then on the rank that has a tied head the head's own region:
@@ -51,8 +51,9 @@
  *     transformer.ln_f.weight .bias                    [C]
  *     lm_head.weight                                   [V, C]   (not with a tied head)
  *
- * C dim, F hidden, V vocab, D = C / heads. The bits of a result depend on params, tokens and shape
- * only (kernels/kern.h), never on the pool.
+ * C dim, F hidden, V vocab, D = C / heads. Passes compute on a back end (kernels/backend.h), whose
+ * storage type params, streams and activations have. The bits of a result depend on params, tokens,
+ * shape and the back end's arithmetic only, on the CPU never on the pool.
  */
 #ifndef TRAIN_TRAINER_MODEL_H
 #define TRAIN_TRAINER_MODEL_H
@@ -63,6 +64,7 @@
 #include "base/error.h"
 #include "base/extent.h"
 #include "base/job.h"
+#include "kernels/backend.h"
 #include "kernels/kern.h"
 
 /* Which part of the model a rank has. Zeroed but for tp, pp, chunks and sets of 1: all of it. */
@@ -107,43 +109,43 @@ struct train_unit {
 
 struct train_model; /* configuration, tensor table and activations; trainer/model_internal.h */
 
-/* Bytes that a model takes. */
+/* Bytes that a model takes: of the back end's memory, but for `host`. */
 struct train_memory {
     uint64_t set;     /* activations of one set */
     uint64_t sets;    /* all of them */
     uint64_t logits;  /* with their gradient; on the last stage */
     uint64_t scratch; /* of a pass, shared by all sets */
-    uint64_t total;
+    uint64_t total;   /* sets, logits, scratch */
+    uint64_t host;    /* lists of what tensor parallel ranks exchange */
 };
 
-/* Makes a part of the model for sequences of seq_len tokens, micro_batch of them a pass, and takes
- * all memory that passes will ever need, for a pool of up to `threads`. *ret is owned;
- * train_model_free. BL_ECONFIG with text for a shape or part that cannot be (dim not a multiple of
- * heads, odd head size, heads not a multiple of kv_heads, more stages than layers, more slices than
- * heads, zeros, over limits), -ENOMEM with the bytes wanted, BL_ENOTBUILT. */
-BL_MUST_CHECK int train_model_new_part(struct train_model **ret, const struct bl_job_model *config,
+/* Makes a part of the model for sequences of seq_len tokens, micro_batch of them a pass, on a back
+ * end, which is kept and outlives it, and takes all memory that passes will ever need. *ret is
+ * owned; train_model_free. BL_ECONFIG with text for a shape or part that cannot be (dim not a
+ * multiple of heads, odd head size, heads not a multiple of kv_heads, more stages than layers, more
+ * slices than heads, zeros, over limits), -ENOMEM with the bytes wanted, BL_ENOTBUILT, errors of
+ * the back end. */
+BL_MUST_CHECK int train_model_new_part(struct train_model **ret, struct kern *kern,
+                                       const struct bl_job_model *config,
                                        const struct train_part *part, uint32_t seq_len,
-                                       uint32_t micro_batch, uint32_t threads,
-                                       struct bl_errmsg *msg);
+                                       uint32_t micro_batch, struct bl_errmsg *msg);
 /* The whole model with one set. */
-BL_MUST_CHECK int train_model_new(struct train_model **ret, const struct bl_job_model *config,
-                                  uint32_t seq_len, uint32_t micro_batch, uint32_t threads,
-                                  struct bl_errmsg *msg);
-/* The table alone: tensors, units, sizes and the probe; passes need train_model_new_part. Same
- * errors. */
+BL_MUST_CHECK int train_model_new(struct train_model **ret, struct kern *kern,
+                                  const struct bl_job_model *config, uint32_t seq_len,
+                                  uint32_t micro_batch, struct bl_errmsg *msg);
+/* The table alone: tensors, units and sizes; passes need train_model_new_part. BL_ECONFIG as there,
+ * -ENOMEM. */
 BL_MUST_CHECK int train_model_new_table(struct train_model **ret, const struct bl_job_model *config,
                                         const struct train_part *part, uint32_t seq_len,
-                                        uint32_t micro_batch, uint32_t threads,
-                                        struct bl_errmsg *msg);
+                                        uint32_t micro_batch, struct bl_errmsg *msg);
 void train_model_free(struct train_model *model); /* NULL is fine */
 
-/* What train_model_new_part would take, to the byte, and its errors; takes nothing. */
-BL_MUST_CHECK int train_model_memory(struct train_memory *ret, const struct bl_job_model *config,
+/* What train_model_new_part would take, to the byte, and its errors but the back end's; takes
+ * nothing. Of `kern` only sizes are asked. */
+BL_MUST_CHECK int train_model_memory(struct train_memory *ret, struct kern *kern,
+                                     const struct bl_job_model *config,
                                      const struct train_part *part, uint32_t seq_len,
-                                     uint32_t micro_batch, uint32_t threads, struct bl_errmsg *msg);
-/* The total of the whole model; 0 for a refused shape. */
-uint64_t train_model_bytes(const struct bl_job_model *config, uint32_t seq_len,
-                           uint32_t micro_batch, uint32_t threads);
+                                     uint32_t micro_batch, struct bl_errmsg *msg);
 
 /* Cuts the layers over `vstages` virtual stages: stage s has layers [ret[s], ret[s + 1]). The cost
  * of the most expensive stage is the least that can be, in multiply-adds of a token: of a layer
@@ -193,11 +195,12 @@ struct comm_group;
  * and touches a unit's weights from weights() until the next call of any hook but grads, its
  * gradient between grads() and grads_done() only. The calls are a function of chunk and part alone
  * (never of data), so train_model_idle can make them on a rank that has nothing to compute. An
- * error ends the pass with it. */
+ * error ends the pass with it. Memory is the back end's: weights of its storage type, gradients
+ * fp32. What a call of a pass has done is in the back end's queue when the next hook is called. */
 struct train_hooks {
     void *ctx;
     /* *ret: the unit's first element, elems of them. */
-    int (*weights)(void *ctx, uint32_t unit, int backward, const float **ret,
+    int (*weights)(void *ctx, uint32_t unit, int backward, const kern_real **ret,
                    struct bl_errmsg *msg);
     /* *ret: where the unit's gradient goes. With flow.add 0 all elements are overwritten (gaps with
      * zeros), with 1 added to. NULL where only forward passes are made. */
@@ -211,54 +214,56 @@ struct train_hooks {
  * is kept by the hooks. */
 struct train_plain {
     const struct train_model *model;
-    const float *params;
+    const kern_real *params;
     float *grads;
 };
 struct train_hooks train_hooks_plain(struct train_plain *plain);
 
-/* One micro-batch through one chunk. rows: micro_batch * seq_len. All borrowed for the call. */
+/* One micro-batch through one chunk. rows: micro_batch * seq_len. All borrowed for the call; what
+ * is the back end's is used in its queue. */
 struct train_flow {
     uint32_t chunk, set;   /* below the part's; a set serves any chunk */
-    const int32_t *tokens; /* [micro_batch, seq_len]; first virtual stage, else unused */
+    const int32_t *tokens; /* forward, host: [micro_batch, seq_len], unchanged until the backward;
+                              first virtual stage, else unused */
     const int32_t
-        *targets;      /* as tokens, below 0: does not count; last virtual stage, else unused */
-    const float *in;   /* [rows, C] the residual stream; NULL on the first virtual stage */
-    float *out;        /* [rows, C]; NULL on the last */
-    const float *dout; /* [rows, C] backward: gradient of out; NULL on the last */
-    float *din;        /* [rows, C] backward: gradient of in; NULL on the first */
-    int add;           /* backward: 0 overwrites the gradient, 1 adds to it */
-    int eval;          /* forward: no backward will come */
+        *targets;          /* as tokens, below 0: does not count; last virtual stage, else unused */
+    double *loss;          /* forward, back end: the sum of the token losses is added to it; last
+                              virtual stage; NULL: not wanted */
+    const kern_real *in;   /* [rows, C] the residual stream; NULL on the first virtual stage */
+    kern_real *out;        /* [rows, C]; NULL on the last */
+    const kern_real *dout; /* [rows, C] backward: gradient of out; NULL on the last */
+    kern_real *din;        /* [rows, C] backward: gradient of in; NULL on the first */
+    int add;               /* backward: 0 overwrites the gradient, 1 adds to it */
+    int eval;              /* forward: no backward will come */
 };
 
 /* Forward keeps in flow.set what the backward of the same chunk needs; until then nothing else may
- * use that set. On the last virtual stage *ret_loss: the sum of the token losses, *ret_tokens: how
- * many targets counted; else 0. BL_ELIMIT if a token or target is not below vocab: nothing was
- * called or written then. One caller at a time for a model. Errors of hooks come through; the set
- * is undefined then. */
+ * use that set. *ret_tokens: how many targets counted; 0 but on the last virtual stage. BL_ELIMIT
+ * if a token or target is not below vocab: nothing was called or written then. One caller at a time
+ * for a model. Errors of hooks come through; the set is undefined then. Those of the back end come
+ * out of its sync. */
 BL_MUST_CHECK int train_model_forward(struct train_model *model, const struct train_flow *flow,
-                                      const struct train_hooks *hooks, double *ret_loss,
-                                      uint64_t *ret_tokens, struct kern_pool *pool,
+                                      const struct train_hooks *hooks, uint64_t *ret_tokens,
                                       struct bl_errmsg *msg);
-/* With the tokens and targets of the forward pass. The backward seed is 1: gradients are of the
- * *sum* of token losses; the caller scales after the tree. */
+/* Of the tokens and targets of the forward pass. The backward seed is 1: gradients are of the *sum*
+ * of token losses; the caller scales after the tree. */
 BL_MUST_CHECK int train_model_backward(struct train_model *model, const struct train_flow *flow,
-                                       const struct train_hooks *hooks, struct kern_pool *pool,
-                                       struct bl_errmsg *msg);
+                                       const struct train_hooks *hooks, struct bl_errmsg *msg);
 /* The calls of hooks of a forward (backward 0) or backward pass of a chunk, without the work. */
 BL_MUST_CHECK int train_model_idle(const struct train_model *model, uint32_t chunk, int backward,
                                    const struct train_hooks *hooks, struct bl_errmsg *msg);
 
-/* The whole model (tp 1, pp 1, chunks 1), set 0, whole buffers: forward and backward. */
-BL_MUST_CHECK int train_model_forward_backward(struct train_model *model, const float *params,
+/* The whole model (tp 1, pp 1, chunks 1), set 0, whole buffers: forward and backward. Waits for the
+ * back end: *ret_loss_sum is on the host. */
+BL_MUST_CHECK int train_model_forward_backward(struct train_model *model, const kern_real *params,
                                                const int32_t *tokens, const int32_t *targets,
                                                float *grads, int add, double *ret_loss_sum,
-                                               uint64_t *ret_tokens, struct kern_pool *pool,
-                                               struct bl_errmsg *msg);
+                                               uint64_t *ret_tokens, struct bl_errmsg *msg);
 /* Forward only: the same loss, bit for bit. */
-BL_MUST_CHECK int train_model_eval(struct train_model *model, const float *params,
+BL_MUST_CHECK int train_model_eval(struct train_model *model, const kern_real *params,
                                    const int32_t *tokens, const int32_t *targets,
                                    double *ret_loss_sum, uint64_t *ret_tokens,
-                                   struct kern_pool *pool, struct bl_errmsg *msg);
+                                   struct bl_errmsg *msg);
 
 /* After the lane tree, with a tied head: embed[i] = head[i] + embed[i] for a range of count
  * elements, given as pointers into the two regions of the reduced gradient. */
@@ -274,17 +279,17 @@ struct train_sample {
 
 /* Continues prompt[prompt_len] (1 or more tokens) by `count` tokens into out[count], with a key and
  * value cache of prompt_len + count positions. Ties go to the lowest token. BL_ELIMIT for a bad
- * token or an empty prompt, -EINVAL for a part of a model, -ENOMEM. Needs no free memory of the
- * model's but takes its own. */
-BL_MUST_CHECK int train_model_sample(const struct train_model *model, const float *params,
+ * token or an empty prompt, -EINVAL for a part of a model, -ENOMEM, errors of the back end. Needs
+ * no free memory of the model's but takes its own; waits for the back end at every token. */
+BL_MUST_CHECK int train_model_sample(const struct train_model *model, const kern_real *params,
                                      const int32_t *prompt, uint32_t prompt_len, int32_t *out,
                                      uint32_t count, const struct train_sample *how,
-                                     struct kern_pool *pool, struct bl_errmsg *msg);
+                                     struct bl_errmsg *msg);
 
-/* kern_probe over every matrix shape of the model's slices on all of `tp` ranks: the same number
- * for each of them. Errors as train_model_new_part. */
-BL_MUST_CHECK int train_model_probe(const struct bl_job_model *config, uint32_t tp,
-                                    uint32_t seq_len, uint32_t micro_batch, struct kern_pool *pool,
+/* The back end's probe over every matrix shape of the model's slices on all of `tp` ranks: the same
+ * number for each of them. Errors as train_model_new_part. */
+BL_MUST_CHECK int train_model_probe(struct kern *kern, const struct bl_job_model *config,
+                                    uint32_t tp, uint32_t seq_len, uint32_t micro_batch,
                                     uint64_t *ret_digest, struct bl_errmsg *msg);
 
 #endif

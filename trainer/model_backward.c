@@ -3,8 +3,6 @@
  * One micro-batch backward through one chunk: the units of model_forward.c from the end. model->dx
  * is the gradient of the stream between them.
  */
-#include <string.h>
-
 #include "base/failpoint.h"
 #include "trainer/model_internal.h"
 #include "trainer/model_tp.h"
@@ -14,20 +12,15 @@
 static int head_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
+    struct kern *k = p->kern;
     struct kern_matmul_shape shape = {m->rows, m->config.dim, m->vocab};
-    const float *weight = model_head_weight(p);
-    float *dweight = p->grads + (weight - p->weights);
-    int rc = 0;
-    if (m->logits_set != p->flow->set) {
-        double loss;
-        uint64_t tokens;
-        rc = model_head_forward(p, weight, 1, &loss, &tokens, msg);
-    }
+    uint64_t at = model_head_in_unit(m);
+    int rc = m->logits_set != p->flow->set ? model_head_forward(p, at, 1, msg) : 0;
     if (rc != 0) {
         return rc;
     }
-    kern_matmul_dw(p->pool, dweight, m->logits, p->set->norm, shape, p->add);
-    kern_matmul_dx(p->pool, m->dnorm, m->logits, weight, shape, 0);
+    k->ops->matmul_dw(k, p->grads + at, m->logits, p->set->norm, shape, p->add);
+    k->ops->matmul_dx(k, m->dnorm, m->logits, kern_real_view(k, p->weights, at), shape, 0);
     m->logits_set = MODEL_NO_SET;
     return 0;
 }
@@ -36,15 +29,17 @@ static int head_backward(const struct model_pass *p, struct bl_errmsg *msg)
 static int norm_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
+    struct kern *k = p->kern;
     const struct train_tensor *norm = &m->tensors[model_norm_index(m)];
     const struct model_set *set = p->set;
     uint64_t at = model_in_unit(m, norm);
     float *dbias = m->config.bias ? p->grads + model_in_unit(m, norm + 1) : NULL;
-    memset(m->dx, 0, (size_t)m->stream_rows * m->config.dim * sizeof *m->dx);
+    k->ops->zero(k, m->dx, (uint64_t)m->stream_rows * m->config.dim * k->real_bytes);
     int rc = model_tp_sum(p, m->dnorm, msg);
-    return rc != 0 ? rc
-                   : model_backward_norm(p, p->grads + at, dbias, set->x, p->weights + at,
-                                         set->mean, set->rstd, msg);
+    return rc != 0
+               ? rc
+               : model_backward_norm(p, p->grads + at, dbias, set->x,
+                                     kern_real_view(k, p->weights, at), set->mean, set->rstd, msg);
 }
 
 static int layer_backward(const struct model_pass *p, uint32_t layer, struct bl_errmsg *msg)
@@ -62,22 +57,30 @@ static int embed_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
     const struct model_span *here = &m->span[MODEL_SPAN_VOCAB];
+    struct kern *k = p->kern;
     uint32_t dim = m->config.dim;
-    const float *dx;
+    const kern_real *dx;
     int rc = model_tp_whole_dx(p, &dx, msg);
     if (rc == 0 && model_is_gpt2(m)) {
         float *positions = p->grads + model_in_unit(m, &m->tensors[1]);
-        kern_position_backward(p->pool, positions, dx, m->rows, dim, m->seq_len, m->config.context,
-                               p->add);
+        k->ops->position_backward(k, positions, dx, m->rows, dim, m->seq_len, m->config.context,
+                                  p->add);
     }
     if (rc == 0) {
-        kern_embedding_slice_backward(p->pool, p->grads, dx, p->flow->tokens, m->rows, dim,
-                                      here->lo, here->hi, p->add);
+        k->ops->embedding_backward(k, p->grads, dx, &p->set->tokens, dim, here->lo, here->hi,
+                                   p->add);
     }
     return rc;
 }
 
 /* A first micro-batch overwrites all: the gaps behind the unit's tensors too. */
+static void zero_gap(const struct model_pass *p, uint64_t filled, uint64_t end)
+{
+    if (end > filled) {
+        p->kern->ops->zero(p->kern, p->grads + filled, (end - filled) * sizeof *p->grads);
+    }
+}
+
 static void zero_gaps(const struct model_pass *p, uint32_t unit)
 {
     const struct train_model *m = p->model;
@@ -85,14 +88,12 @@ static void zero_gaps(const struct model_pass *p, uint32_t unit)
     for (uint32_t i = m->tensor_count; i-- > 0;) {
         const struct train_tensor *t = &m->tensors[i];
         if (t->unit == unit) {
-            uint64_t filled = model_in_unit(m, t) + t->elems;
-            memset(p->grads + filled, 0, (end - filled) * sizeof *p->grads);
+            zero_gap(p, model_in_unit(m, t) + t->elems, end);
             end = model_in_unit(m, t);
         }
     }
     if (unit == m->config.layers + 2) { /* a tied head is as long as the embedding */
-        uint64_t filled = m->tensors[0].elems;
-        memset(p->grads + filled, 0, (end - filled) * sizeof *p->grads);
+        zero_gap(p, m->tensors[0].elems, end);
     }
 }
 
@@ -117,17 +118,15 @@ static int unit_backward(const struct model_pass *p, uint32_t unit, struct bl_er
 }
 
 int train_model_backward(struct train_model *model, const struct train_flow *flow,
-                         const struct train_hooks *hooks, struct kern_pool *pool,
-                         struct bl_errmsg *msg)
+                         const struct train_hooks *hooks, struct bl_errmsg *msg)
 {
     struct model_pass pass;
-    size_t stream_bytes = (size_t)model->stream_rows * model->config.dim * sizeof(float);
-    int rc = model_pass_init(&pass, model, flow, hooks, pool, msg);
+    int rc = model_pass_init(&pass, model, flow, hooks, msg);
     if (rc < 0) {
         return rc;
     }
     if (pass.vstage + 1 < model->vstages) {
-        memcpy(model->dx, flow->dout, stream_bytes);
+        model_stream_copy(model, model->dx, flow->dout);
     }
     uint32_t first = model_unit_first(model, pass.vstage);
     for (uint32_t unit = model_unit_end(model, pass.vstage); rc == 0 && unit-- > first;) {
@@ -146,7 +145,7 @@ int train_model_backward(struct train_model *model, const struct train_flow *flo
         }
     }
     if (rc == 0 && pass.vstage != 0) {
-        memcpy(flow->din, model->dx, stream_bytes);
+        model_stream_copy(model, flow->din, model->dx);
     }
     return rc;
 }

@@ -10,24 +10,23 @@
  * A chunk without unit 0 begins with the stream that it is given, one without the last ends by
  * giving it on.
  */
-#include <string.h>
-
 #include "base/failpoint.h"
 #include "trainer/model_internal.h"
 #include "trainer/model_tp.h"
 
 /* The learned positions of the stream's rows, from row `first` on: a stretch for each sequence. */
-static void add_positions(const struct model_pass *p, float *x, const float *positions,
+static void add_positions(const struct model_pass *p, kern_real *x, const kern_real *positions,
                           uint32_t first)
 {
     const struct train_model *m = p->model;
+    struct kern *k = p->kern;
     for (uint32_t done = 0; done < m->stream_rows;) {
         uint32_t pos = (first + done) % m->seq_len, left = m->stream_rows - done;
         uint32_t count = pos == 0 && left >= m->seq_len ? left / m->seq_len * m->seq_len
                          : left < m->seq_len - pos      ? left
                                                         : m->seq_len - pos;
-        kern_position_forward(p->pool, x + (size_t)done * m->config.dim, positions, count,
-                              m->config.dim, m->seq_len, pos);
+        k->ops->position_forward(k, kern_real_at(k, x, (uint64_t)done * m->config.dim), positions,
+                                 count, m->config.dim, m->seq_len, pos);
         done += count;
     }
 }
@@ -36,21 +35,23 @@ static int embed_forward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
     const struct model_span *here = &m->span[MODEL_SPAN_VOCAB];
-    float *x = p->set->layers[0].x, *rows = m->part.sequence ? m->whole : x;
-    kern_embedding_slice_forward(p->pool, rows, p->flow->tokens, p->weights, m->rows, m->config.dim,
-                                 here->lo, here->hi);
+    struct kern *k = p->kern;
+    kern_real *x = p->set->layers[0].x, *rows = m->part.sequence ? m->whole : x;
+    k->ops->embedding_forward(k, rows, &p->set->tokens, p->weights, m->config.dim, here->lo,
+                              here->hi);
     int rc = model_tp_sum(p, rows, msg);
     if (rc == 0 && m->part.sequence) {
-        memcpy(x, model_tp_own(m, rows), (size_t)m->stream_rows * m->config.dim * sizeof *x);
+        model_stream_copy(m, x, model_tp_own(m, rows));
     }
     if (rc == 0 && model_is_gpt2(m)) {
-        add_positions(p, x, p->weights + model_in_unit(m, &m->tensors[1]), model_tp_first_row(m));
+        uint64_t at = model_in_unit(m, &m->tensors[1]);
+        add_positions(p, x, kern_real_view(k, p->weights, at), model_tp_first_row(m));
     }
     return rc;
 }
 
 /* Where the stream goes that a layer of the chunk has made. */
-static float *stream_after(const struct model_pass *p, uint32_t layer)
+static kern_real *stream_after(const struct model_pass *p, uint32_t layer)
 {
     const struct train_model *m = p->model;
     uint32_t first = m->first_layer[p->vstage], end = m->first_layer[p->vstage + 1];
@@ -75,31 +76,41 @@ static int norm_forward(const struct model_pass *p, struct bl_errmsg *msg)
     const struct train_model *m = p->model;
     const struct train_tensor *norm = &m->tensors[model_norm_index(m)];
     const struct model_set *set = p->set;
-    const float *bias = m->config.bias ? p->weights + model_in_unit(m, norm + 1) : NULL;
-    model_forward_norm(p, model_tp_own(m, set->norm), set->mean, set->rstd, set->x,
-                       p->weights + model_in_unit(m, norm), bias);
+    const kern_real *weight = kern_real_view(p->kern, p->weights, model_in_unit(m, norm));
+    const kern_real *bias =
+        m->config.bias ? kern_real_view(p->kern, p->weights, model_in_unit(m, norm + 1)) : NULL;
+    model_forward_norm(p, model_tp_own(m, set->norm), set->mean, set->rstd, set->x, weight, bias);
     return model_tp_gather(p, set->norm, msg);
 }
 
-int model_head_forward(const struct model_pass *p, const float *weight, int backward,
-                       double *ret_loss, uint64_t *ret_tokens, struct bl_errmsg *msg)
+int model_head_forward(const struct model_pass *p, uint64_t weight_at, int backward,
+                       struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
-    kern_matmul_forward(p->pool, m->logits, p->set->norm, weight,
-                        (struct kern_matmul_shape){m->rows, m->config.dim, m->vocab}, 0);
+    struct kern *k = p->kern;
+    k->ops->matmul_forward(k, m->logits, p->set->norm, kern_real_view(k, p->weights, weight_at),
+                           NULL, (struct kern_matmul_shape){m->rows, m->config.dim, m->vocab});
     m->logits_set = backward ? p->flow->set : MODEL_NO_SET;
-    return model_tp_cross_entropy(p, backward, ret_loss, ret_tokens, msg);
+    return model_tp_cross_entropy(p, backward, msg);
 }
 
-const float *model_head_weight(const struct model_pass *p)
+uint64_t model_head_in_unit(const struct train_model *model)
 {
-    const struct train_model *m = p->model;
-    return m->config.tied ? p->weights
-                          : p->weights + model_in_unit(m, &m->tensors[m->tensor_count - 1]);
+    return model->config.tied ? 0 : model_in_unit(model, &model->tensors[model->tensor_count - 1]);
 }
 
-static int unit_forward(const struct model_pass *p, uint32_t unit, double *ret_loss,
-                        uint64_t *ret_tokens, struct bl_errmsg *msg)
+/* The head, and the loss. */
+static int head_forward(const struct model_pass *p, struct bl_errmsg *msg)
+{
+    struct train_model *m = p->model;
+    int rc = model_head_forward(p, model_head_in_unit(m), !p->flow->eval, msg);
+    if (rc == 0 && p->flow->loss != NULL) {
+        p->kern->ops->loss_total(p->kern, p->flow->loss, m->losses, m->rows, 1);
+    }
+    return rc;
+}
+
+static int unit_forward(const struct model_pass *p, uint32_t unit, struct bl_errmsg *msg)
 {
     const struct bl_job_model *c = &p->model->config;
     int rc = 0;
@@ -113,55 +124,64 @@ static int unit_forward(const struct model_pass *p, uint32_t unit, double *ret_l
         rc = norm_forward(p, msg);
     }
     if (rc == 0 && unit == c->layers + 1 + (c->tied != 0)) {
-        rc = model_head_forward(p, model_head_weight(p), !p->flow->eval, ret_loss, ret_tokens, msg);
+        rc = head_forward(p, msg);
     }
     return rc;
 }
 
-static int check_tokens(const struct train_model *model, const struct train_flow *flow,
-                        uint32_t vstage, struct bl_errmsg *msg)
+/* The pass's tokens and targets, checked and given to the back end. */
+static int take_tokens(const struct model_pass *p, uint64_t *ret_counted, struct bl_errmsg *msg)
 {
-    int rc = 0;
-    if (vstage == 0) {
-        rc = model_tokens_check(model, flow->tokens, model->rows, 0, "token", msg);
+    const struct train_model *m = p->model;
+    const struct model_span *here = &m->span[MODEL_SPAN_VOCAB];
+    int is_first = p->vstage == 0, is_last = p->vstage + 1 == m->vstages, rc = 0;
+    *ret_counted = 0;
+    if (is_first) {
+        rc = model_tokens_check(m, p->flow->tokens, m->rows, 0, "token", ret_counted, msg);
+        *ret_counted = 0;
     }
-    if (rc == 0 && vstage + 1 == model->vstages) {
-        rc = model_tokens_check(model, flow->targets, model->rows, INT32_MIN, "target", msg);
+    if (rc == 0 && is_last) {
+        rc =
+            model_tokens_check(m, p->flow->targets, m->rows, INT32_MIN, "target", ret_counted, msg);
+    }
+    if (rc == 0 && is_first) {
+        p->kern->ops->tokens_set(p->kern, &p->set->tokens, p->flow->tokens, m->rows, here->lo,
+                                 here->hi);
+    }
+    if (rc == 0 && is_last) { /* they add to no rows */
+        p->kern->ops->tokens_set(p->kern, &p->set->targets, p->flow->targets, m->rows, 0, 0);
     }
     return rc;
 }
 
 int train_model_forward(struct train_model *model, const struct train_flow *flow,
-                        const struct train_hooks *hooks, double *ret_loss, uint64_t *ret_tokens,
-                        struct kern_pool *pool, struct bl_errmsg *msg)
+                        const struct train_hooks *hooks, uint64_t *ret_tokens,
+                        struct bl_errmsg *msg)
 {
     struct model_pass pass;
-    int rc = model_pass_init(&pass, model, flow, hooks, pool, msg);
+    uint64_t counted = 0;
+    int rc = model_pass_init(&pass, model, flow, hooks, msg);
     if (rc == 0) {
-        rc = check_tokens(model, flow, pass.vstage, msg);
+        rc = take_tokens(&pass, &counted, msg);
     }
     if (rc < 0) {
         return rc;
     }
     if (pass.vstage != 0) {
-        size_t stream = (size_t)model->stream_rows * model->config.dim;
-        memcpy(pass.set->layers[0].x, flow->in, stream * sizeof(float));
+        model_stream_copy(model, pass.set->layers[0].x, flow->in);
     }
-    double loss = 0;
-    uint64_t tokens = 0;
     uint32_t end = model_unit_end(model, pass.vstage);
     for (uint32_t unit = model_unit_first(model, pass.vstage); rc == 0 && unit < end; unit++) {
         rc = hooks->weights(hooks->ctx, unit, 0, &pass.weights, msg);
         if (rc == 0) {
-            rc = unit_forward(&pass, unit, &loss, &tokens, msg);
+            rc = unit_forward(&pass, unit, msg);
         }
         if (rc == 0 && hooks->poke != NULL) {
             rc = hooks->poke(hooks->ctx, msg);
         }
     }
     if (rc == 0) {
-        *ret_loss = loss;
-        *ret_tokens = tokens;
+        *ret_tokens = counted;
     }
     return rc;
 }

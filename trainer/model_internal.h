@@ -14,6 +14,32 @@
 #define MODEL_BATCH_MAX  4096U
 #define MODEL_TP_MAX     1024U
 #define MODEL_SETS_MAX   4096U /* with these, bytes of activations stay below 2^64 */
+#define MODEL_SLICE      16U   /* elements: what ranks sum together is cut on multiples of it */
+
+/* Hands out arrays of one piece of the back end's memory, or only counts while `memory` is NULL. */
+struct model_arena {
+    const struct kern *kern;
+    char *memory;
+    uint64_t used; /* bytes */
+};
+
+/* Memory that has no type yet. */
+void *model_take(struct model_arena *arena, uint64_t bytes);
+
+static inline kern_real *model_take_real(struct model_arena *arena, uint64_t elems)
+{
+    return (kern_real *)model_take(arena, elems * arena->kern->real_bytes);
+}
+
+static inline float *model_take_f32(struct model_arena *arena, uint64_t elems)
+{
+    return (float *)model_take(arena, elems * sizeof(float));
+}
+
+static inline double *model_take_f64(struct model_arena *arena, uint64_t elems)
+{
+    return (double *)model_take(arena, elems * sizeof(double));
+}
 
 /* The tensors that a layer may have; which of them, and in which order, is the architecture's. */
 enum model_layer_tensor {
@@ -41,24 +67,26 @@ enum model_layer_tensor {
 /* Activations of one layer that backward reads; N = micro_batch * seq_len rows. What recomputation
  * makes again lies in memory that all layers and sets share. */
 struct model_layer_acts {
-    float *x;               /* [N,C] the layer's input on the residual stream */
-    float *norm1;           /* [N,C] */
-    float *mean1, *rstd1;   /* [N]; GPT-2 has the mean */
-    float *q;               /* [N,H*D] after rotation */
-    float *k, *v;           /* [N,KV*D], k after rotation */
-    float *att;             /* [N,H*D] */
-    float *stats;           /* [B,H,T,2] */
-    float *mid;             /* [N,C] the residual stream between attention and MLP */
-    float *norm2;           /* [N,C] */
-    float *mean2, *rstd2;   /* [N] */
-    float *gate, *up, *act; /* [N,F]; GPT-2 has no gate */
+    kern_real *x;               /* [N,C] the layer's input on the residual stream */
+    kern_real *norm1;           /* [N,C] */
+    float *mean1, *rstd1;       /* [N]; GPT-2 has the mean */
+    kern_real *q;               /* [N,H*D] after rotation */
+    kern_real *k, *v;           /* [N,KV*D], k after rotation */
+    kern_real *att;             /* [N,H*D] */
+    float *stats;               /* [B,H,T,2] */
+    kern_real *mid;             /* [N,C] the residual stream between attention and MLP */
+    kern_real *norm2;           /* [N,C] */
+    float *mean2, *rstd2;       /* [N] */
+    kern_real *gate, *up, *act; /* [N,F]; GPT-2 has no gate */
 };
 
 /* What one forward pass keeps for its backward. */
 struct model_set {
-    struct model_layer_acts *layers; /* [model->set_layers], a view */
-    float *x;                        /* last virtual stage: [N,C] the stream after the last layer */
-    float *norm, *mean, *rstd;       /* [N,C], [N], [N] of the final norm */
+    struct model_layer_acts *layers;    /* [model->set_layers], a view */
+    struct kern_tokens tokens, targets; /* [N]: first, last virtual stage */
+    kern_real *x;       /* last virtual stage: [N,C] the stream after the last layer */
+    kern_real *norm;    /* [N,C] the final norm's output */
+    float *mean, *rstd; /* [N] of the final norm */
 };
 
 /* What tensors are cut by: a dimension of a logical tensor and the part that this tp rank has. */
@@ -80,7 +108,8 @@ struct model_span {
 struct train_model {
     struct bl_job_model config;
     struct train_part part;
-    uint32_t seq_len, micro_batch, threads;
+    struct kern *kern; /* kept; NULL: the table alone */
+    uint32_t seq_len, micro_batch;
     uint32_t rows;        /* N */
     uint32_t stream_rows; /* of the residual stream on this tp rank: N, or N / tp with sequence */
     uint32_t head_dim;    /* D */
@@ -104,27 +133,29 @@ struct train_model {
     uint64_t param_elems, flat_elems, local_elems, tied_elems, copy_elems;
     struct kern_attention_shape attention;
 
-    float *arena; /* owned: all that follows */
     struct train_memory memory;
+    char *arena;            /* owned, of the back end: the arrays of all that follows */
     uint32_t set_layers;    /* of the rank's largest chunk */
     struct model_set *sets; /* [part.sets], owned */
     struct model_layer_acts
-        *layers;               /* [part.sets * set_layers], owned: views of these are in sets */
-    float *rope;               /* [T, 2, D/2] */
-    float *logits;             /* [N,V], then their gradient */
-    uint32_t logits_set;       /* whose gradient that is; MODEL_NO_SET */
-    double *losses;            /* [N] */
-    float *scratch;            /* attention */
-    float *dx, *dnorm, *datt;  /* [N,C], [N,C], [N,H*D] */
-    float *dq, *dk, *dv;       /* [N,H*D], [N,KV*D] */
-    float *dgate, *dup, *dact; /* [N,F] */
+        *layers;                   /* [part.sets * set_layers], owned: views of these are in sets */
+    float *rope;                   /* [T, 2, D/2] */
+    kern_real *logits;             /* [N,V], then their gradient */
+    uint32_t logits_set;           /* whose gradient that is; MODEL_NO_SET */
+    double *losses;                /* [N] */
+    double *loss;                  /* [1]: of the calls that return it */
+    void *scratch;                 /* attention, norms and biases */
+    kern_real *dx, *dnorm, *datt;  /* [N,C], [N,C], [N,H*D] */
+    kern_real *dq, *dk, *dv;       /* [N,H*D], [N,KV*D] */
+    kern_real *dgate, *dup, *dact; /* [N,F] */
     /* With tp > 1 (model_tp.h): */
-    float *whole, *norm_parts;  /* sequence: [N,C] all rows of a part of the stream, [2,C] */
-    float *shared;              /* what the sharers of a kv head have of a slice of dk or dv */
+    kern_real *whole;           /* sequence: [N,C] all rows of a part of the stream */
+    float *norm_parts;          /* sequence: [2,C] */
+    kern_real *shared;          /* what the sharers of a kv head have of a slice of dk or dv */
     float *tops;                /* [tp,N] */
     double *sums;               /* [tp,N,2] */
-    uint64_t *tp_bounds;        /* [tp + 1] */
-    struct comm_part *tp_parts; /* [2,tp] */
+    uint64_t *tp_bounds;        /* [tp + 1], owned, host */
+    struct comm_part *tp_parts; /* [2,tp], owned, host */
 };
 #define MODEL_NO_SET UINT32_MAX
 
@@ -133,12 +164,12 @@ struct model_pass {
     struct train_model *model;
     const struct train_flow *flow;
     const struct train_hooks *hooks;
-    struct kern_pool *pool;
+    struct kern *kern;
     struct model_set *set;
     uint32_t vstage;
     int add;
     /* Of the unit in work: */
-    const float *weights;
+    const kern_real *weights;
     float *grads; /* backward only */
 };
 
@@ -147,8 +178,10 @@ static inline int model_is_gpt2(const struct train_model *model)
     return model->config.arch == BL_ARCH_GPT2;
 }
 
-/* The rotary table of `positions`, as the config has it. */
-void model_rope_table(const struct train_model *model, float *table, uint32_t positions);
+/* The rotary table of `positions`, as the config has it, to the back end's memory; GPT-2: nothing.
+ * -ENOMEM, its errors. */
+BL_MUST_CHECK int model_rope_upload(const struct train_model *model, float *table,
+                                    uint32_t positions, struct bl_errmsg *msg);
 
 /* The layer has such a tensor? */
 static inline int model_has(const struct train_model *model, enum model_layer_tensor which)
@@ -190,39 +223,46 @@ static inline uint32_t model_vstage(const struct train_model *model, uint32_t ch
 uint32_t model_unit_first(const struct train_model *model, uint32_t vstage);
 uint32_t model_unit_end(const struct train_model *model, uint32_t vstage);
 
+/* A stream's rows of this rank [stream rows,C], from one array to another. */
+void model_stream_copy(const struct train_model *model, kern_real *to, const kern_real *from);
+
 /* Starts a pass. -EINVAL without the group of a tensor parallel model's ranks. */
 BL_MUST_CHECK int model_pass_init(struct model_pass *pass, struct train_model *model,
                                   const struct train_flow *flow, const struct train_hooks *hooks,
-                                  struct kern_pool *pool, struct bl_errmsg *msg);
+                                  struct bl_errmsg *msg);
 
-/* A layer's matrix product, of all rows: y[N,O] = x[N,I] w^T; and its bias, if it has one, of the
- * first `rows` of y. */
-void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,
-                           const float *x);
-void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, float *y,
+/* Plans the back end's products of `rows` rows for the model's shapes. Its errors. */
+BL_MUST_CHECK int model_plan_products(const struct train_model *model, uint32_t rows,
+                                      struct bl_errmsg *msg);
+
+/* A layer's matrix product, of all rows: y[N,O] = x[N,I] w^T, with `bias` plus the matrix's, if it
+ * has one; and that alone, of the first `rows` of y. */
+void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, kern_real *y,
+                           const kern_real *x, int bias);
+void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, kern_real *y,
                         uint32_t rows);
 
 /* Either norm over the rows of the stream; bias NULL: none. Backward adds the own rows of
  * model->dnorm, through the norm, to model->dx. */
-void model_forward_norm(const struct model_pass *p, float *out, float *mean, float *rstd,
-                        const float *x, const float *weight, const float *bias);
+void model_forward_norm(const struct model_pass *p, kern_real *out, float *mean, float *rstd,
+                        const kern_real *x, const kern_real *weight, const kern_real *bias);
 BL_MUST_CHECK int model_backward_norm(const struct model_pass *p, float *dweight, float *dbias,
-                                      const float *x, const float *weight, const float *mean,
-                                      const float *rstd, struct bl_errmsg *msg);
+                                      const kern_real *x, const kern_real *weight,
+                                      const float *mean, const float *rstd, struct bl_errmsg *msg);
 
 /* One layer, whose unit is in work. Forward writes x_next; backward turns model->dx from the
  * gradient of the layer's output into that of its input. */
 BL_MUST_CHECK int model_layer_forward(const struct model_pass *p, const struct model_layer_acts *a,
-                                      float *x_next, struct bl_errmsg *msg);
+                                      kern_real *x_next, struct bl_errmsg *msg);
 BL_MUST_CHECK int model_layer_backward(const struct model_pass *p, const struct model_layer_acts *a,
                                        struct bl_errmsg *msg);
 
-/* The head's product and the loss, whose unit is in work: set->norm to model->logits, or to their
- * gradient if `backward`. */
-BL_MUST_CHECK int model_head_forward(const struct model_pass *p, const float *weight, int backward,
-                                     double *ret_loss, uint64_t *ret_tokens, struct bl_errmsg *msg);
-/* The head's weights in the unit in work. */
-const float *model_head_weight(const struct model_pass *p);
+/* The head's product and the losses, whose unit is in work: set->norm to model->logits, or to their
+ * gradient if `backward`, and to model->losses. */
+BL_MUST_CHECK int model_head_forward(const struct model_pass *p, uint64_t weight_at, int backward,
+                                     struct bl_errmsg *msg);
+/* Where the head's weights are in the unit in work. */
+uint64_t model_head_in_unit(const struct train_model *model);
 
 /* Rounded up to a multiple of KERN_BLOCK. */
 uint64_t model_block_align(uint64_t elems);
@@ -233,12 +273,13 @@ BL_MUST_CHECK int model_part_init(struct train_model *model, struct bl_errmsg *m
 BL_MUST_CHECK int model_units_init(struct train_model *model, struct bl_errmsg *msg);
 
 /* Checks the shape and fills the table, offsets and sums of a zeroed model whose config, part,
- * seq_len, micro_batch and threads are set. */
+ * seq_len and micro_batch are set. */
 BL_MUST_CHECK int model_table_init(struct train_model *model, struct bl_errmsg *msg);
 
-/* BL_ELIMIT unless all tokens are in [0, vocab). `what` names them in the text. */
+/* BL_ELIMIT unless all tokens are in [lowest, vocab). `what` names them in the text. *ret_count:
+ * how many are not below 0. */
 BL_MUST_CHECK int model_tokens_check(const struct train_model *model, const int32_t *tokens,
                                      uint64_t count, int32_t lowest, const char *what,
-                                     struct bl_errmsg *msg);
+                                     uint64_t *ret_count, struct bl_errmsg *msg);
 
 #endif

@@ -20,14 +20,26 @@
 #include "trainer/model_tp.h"
 
 /* A tensor of the layer in work, in weights and gradients. */
-static const float *weight(const struct model_pass *p, enum model_layer_tensor which)
+static uint64_t in_unit(const struct model_pass *p, enum model_layer_tensor which)
 {
-    return p->weights + model_in_unit(p->model, model_layer_tensor(p->model, 0, which));
+    return model_in_unit(p->model, model_layer_tensor(p->model, 0, which));
+}
+
+static const kern_real *weight(const struct model_pass *p, enum model_layer_tensor which)
+{
+    return kern_real_view(p->kern, p->weights, in_unit(p, which));
 }
 
 static float *dweight(const struct model_pass *p, enum model_layer_tensor which)
 {
-    return p->grads + model_in_unit(p->model, model_layer_tensor(p->model, 0, which));
+    return p->grads + in_unit(p, which);
+}
+
+/* The weights of a bias; NULL where there is none. */
+static const kern_real *bias_weight(const struct model_pass *p, enum model_layer_tensor which)
+{
+    enum model_layer_tensor bias = model_bias_of(which);
+    return model_has(p->model, bias) ? weight(p, bias) : NULL;
 }
 
 /* Shape of the product that a layer's matrix does. */
@@ -39,88 +51,84 @@ static struct kern_matmul_shape shape_of(const struct train_model *model,
                                       model_tensor_width(t, 0)};
 }
 
-void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, float *y,
-                           const float *x)
+void model_forward_product(const struct model_pass *p, enum model_layer_tensor which, kern_real *y,
+                           const kern_real *x, int bias)
 {
-    kern_matmul_forward(p->pool, y, x, weight(p, which), shape_of(p->model, which), 0);
+    p->kern->ops->matmul_forward(p->kern, y, x, weight(p, which),
+                                 bias ? bias_weight(p, which) : NULL, shape_of(p->model, which));
 }
 
-void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, float *y,
+void model_forward_bias(const struct model_pass *p, enum model_layer_tensor which, kern_real *y,
                         uint32_t rows)
 {
-    enum model_layer_tensor bias = model_bias_of(which);
-    if (model_has(p->model, bias)) {
-        kern_bias_forward(p->pool, y, weight(p, bias), rows, shape_of(p->model, which).o);
+    const kern_real *bias = bias_weight(p, which);
+    if (bias != NULL) {
+        p->kern->ops->bias_forward(p->kern, y, bias, rows, shape_of(p->model, which).o);
     }
-}
-
-/* A column parallel product of all rows. */
-static void forward_column(const struct model_pass *p, enum model_layer_tensor which, float *y,
-                           const float *x)
-{
-    model_forward_product(p, which, y, x);
-    model_forward_bias(p, which, y, p->model->rows);
 }
 
 /* The gradients of a product: of weight and bias as the pass says, of x overwritten or added. */
 static void backward_weight(const struct model_pass *p, enum model_layer_tensor which,
-                            const float *dy, const float *x)
+                            const kern_real *dy, const kern_real *x)
 {
+    struct kern *k = p->kern;
     struct kern_matmul_shape shape = shape_of(p->model, which);
     enum model_layer_tensor bias = model_bias_of(which);
-    kern_matmul_dw(p->pool, dweight(p, which), dy, x, shape, p->add);
+    k->ops->matmul_dw(k, dweight(p, which), dy, x, shape, p->add);
     if (model_has(p->model, bias)) {
-        kern_bias_backward(p->pool, dweight(p, bias), dy, shape.n, shape.o, p->add);
+        k->ops->bias_backward(k, dweight(p, bias), dy, p->model->scratch, shape.n, shape.o, p->add);
     }
 }
 
-static void backward_input(const struct model_pass *p, enum model_layer_tensor which, float *dx,
-                           int dx_add, const float *dy)
+static void backward_input(const struct model_pass *p, enum model_layer_tensor which, kern_real *dx,
+                           int dx_add, const kern_real *dy)
 {
-    kern_matmul_dx(p->pool, dx, dy, weight(p, which), shape_of(p->model, which), dx_add);
+    p->kern->ops->matmul_dx(p->kern, dx, dy, weight(p, which), shape_of(p->model, which), dx_add);
 }
 
-void model_forward_norm(const struct model_pass *p, float *out, float *mean, float *rstd,
-                        const float *x, const float *w, const float *bias)
+void model_forward_norm(const struct model_pass *p, kern_real *out, float *mean, float *rstd,
+                        const kern_real *x, const kern_real *w, const kern_real *bias)
 {
     const struct train_model *m = p->model;
+    struct kern *k = p->kern;
     uint32_t rows = m->stream_rows, dim = m->config.dim;
     float eps = (float)m->config.norm_eps;
     if (model_is_gpt2(m)) {
-        kern_layernorm_forward(p->pool, out, mean, rstd, x, w, bias, rows, dim, eps);
+        k->ops->layernorm_forward(k, out, mean, rstd, x, w, bias, rows, dim, eps);
     } else {
-        kern_rmsnorm_forward(p->pool, out, rstd, x, w, rows, dim, eps);
+        k->ops->rmsnorm_forward(k, out, rstd, x, w, rows, dim, eps);
     }
 }
 
-int model_backward_norm(const struct model_pass *p, float *dw, float *dbias, const float *x,
-                        const float *w, const float *mean, const float *rstd, struct bl_errmsg *msg)
+int model_backward_norm(const struct model_pass *p, float *dw, float *dbias, const kern_real *x,
+                        const kern_real *w, const float *mean, const float *rstd,
+                        struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
+    struct kern *k = p->kern;
     uint32_t rows = m->stream_rows, dim = m->config.dim;
     int parted = m->part.sequence != 0, add = parted ? 0 : p->add;
-    float *to = parted ? m->norm_parts : dw, *dout = model_tp_own(m, m->dnorm);
+    const kern_real *dout = model_tp_own(m, m->dnorm);
+    float *to = parted ? m->norm_parts : dw;
     float *bias_to = parted && dbias != NULL ? m->norm_parts + dim : dbias;
     if (model_is_gpt2(m)) {
-        kern_layernorm_backward(p->pool, m->dx, to, bias_to, dout, x, w, mean, rstd, rows, dim,
-                                add);
+        k->ops->layernorm_backward(k, m->dx, to, bias_to, dout, x, w, mean, rstd, m->scratch, rows,
+                                   dim, add);
     } else {
-        kern_rmsnorm_backward(p->pool, m->dx, to, dout, x, w, rstd, rows, dim, add);
+        k->ops->rmsnorm_backward(k, m->dx, to, dout, x, w, rstd, m->scratch, rows, dim, add);
     }
     return parted ? model_tp_norm_grads(p, dw, dbias, m->norm_parts, msg) : 0;
 }
 
 static void forward_layer_norm(const struct model_pass *p, enum model_layer_tensor which,
-                               float *out, float *mean, float *rstd, const float *x)
+                               kern_real *out, float *mean, float *rstd, const kern_real *x)
 {
-    enum model_layer_tensor bias = model_bias_of(which);
-    model_forward_norm(p, out, mean, rstd, x, weight(p, which),
-                       model_has(p->model, bias) ? weight(p, bias) : NULL);
+    model_forward_norm(p, out, mean, rstd, x, weight(p, which), bias_weight(p, which));
 }
 
 /* From model->dnorm, parts of the gradient of the norm's output. */
 static int backward_layer_norm(const struct model_pass *p, enum model_layer_tensor which,
-                               const float *x, const float *mean, const float *rstd,
+                               const kern_real *x, const float *mean, const float *rstd,
                                struct bl_errmsg *msg)
 {
     enum model_layer_tensor bias = model_bias_of(which);
@@ -136,7 +144,7 @@ static int backward_layer_norm(const struct model_pass *p, enum model_layer_tens
 static int norm1_forward(const struct model_pass *p, const struct model_layer_acts *a,
                          struct bl_errmsg *msg)
 {
-    float *own = model_tp_own(p->model, a->norm1);
+    kern_real *own = model_tp_own(p->model, a->norm1);
     forward_layer_norm(p, MODEL_NORM1, own, a->mean1, a->rstd1, a->x);
     return model_tp_gather(p, a->norm1, msg);
 }
@@ -144,18 +152,19 @@ static int norm1_forward(const struct model_pass *p, const struct model_layer_ac
 static int norm2_forward(const struct model_pass *p, const struct model_layer_acts *a,
                          struct bl_errmsg *msg)
 {
-    float *own = model_tp_own(p->model, a->norm2);
+    kern_real *own = model_tp_own(p->model, a->norm2);
     forward_layer_norm(p, MODEL_NORM2, own, a->mean2, a->rstd2, a->mid);
     return model_tp_gather(p, a->norm2, msg);
 }
 
 static void activation_forward(const struct model_pass *p, const struct model_layer_acts *a)
 {
-    size_t wide = (size_t)p->model->rows * p->model->hidden;
+    struct kern *k = p->kern;
+    uint64_t wide = (uint64_t)p->model->rows * p->model->hidden;
     if (model_is_gpt2(p->model)) {
-        kern_gelu_forward(p->pool, a->act, a->up, wide);
+        k->ops->gelu_forward(k, a->act, a->up, wide);
     } else {
-        kern_swiglu_forward(p->pool, a->act, a->gate, a->up, wide);
+        k->ops->swiglu_forward(k, a->act, a->gate, a->up, wide);
     }
 }
 
@@ -164,21 +173,22 @@ static int attention_forward(const struct model_pass *p, const struct model_laye
                              struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
+    struct kern *k = p->kern;
     int rc = norm1_forward(p, a, msg);
     if (rc != 0) {
         return rc;
     }
-    forward_column(p, MODEL_Q, a->q, a->norm1);
-    forward_column(p, MODEL_K, a->k, a->norm1);
-    forward_column(p, MODEL_V, a->v, a->norm1);
+    model_forward_product(p, MODEL_Q, a->q, a->norm1, 1);
+    model_forward_product(p, MODEL_K, a->k, a->norm1, 1);
+    model_forward_product(p, MODEL_V, a->v, a->norm1, 1);
     if (!model_is_gpt2(m)) {
-        kern_rope_forward(p->pool, a->q, m->rope, m->rows, m->seq_len, m->heads, m->head_dim, 0);
-        kern_rope_forward(p->pool, a->k, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim, 0);
+        k->ops->rope_forward(k, a->q, m->rope, m->rows, m->seq_len, m->heads, m->head_dim, 0);
+        k->ops->rope_forward(k, a->k, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim, 0);
     }
-    kern_attention_forward(p->pool, a->att, a->stats, a->q, a->k, a->v, m->scratch, &m->attention);
+    k->ops->attention_forward(k, a->att, a->stats, a->q, a->k, a->v, m->scratch, &m->attention);
     rc = model_tp_row_product(p, MODEL_O, a->mid, a->att, msg);
     if (rc == 0) {
-        kern_add(p->pool, a->mid, a->x, a->mid, (size_t)m->stream_rows * m->config.dim);
+        k->ops->add_real(k, a->mid, a->x, a->mid, (uint64_t)m->stream_rows * m->config.dim);
     }
     return rc;
 }
@@ -191,16 +201,16 @@ static int mlp_inner_forward(const struct model_pass *p, const struct model_laye
     if (rc != 0) {
         return rc;
     }
-    forward_column(p, MODEL_UP, a->up, a->norm2);
+    model_forward_product(p, MODEL_UP, a->up, a->norm2, 1);
     if (!model_is_gpt2(p->model)) {
-        forward_column(p, MODEL_GATE, a->gate, a->norm2);
+        model_forward_product(p, MODEL_GATE, a->gate, a->norm2, 1);
     }
     activation_forward(p, a);
     return 0;
 }
 
-int model_layer_forward(const struct model_pass *p, const struct model_layer_acts *a, float *x_next,
-                        struct bl_errmsg *msg)
+int model_layer_forward(const struct model_pass *p, const struct model_layer_acts *a,
+                        kern_real *x_next, struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
     int rc = attention_forward(p, a, msg);
@@ -211,7 +221,8 @@ int model_layer_forward(const struct model_pass *p, const struct model_layer_act
         rc = model_tp_row_product(p, MODEL_DOWN, x_next, a->act, msg);
     }
     if (rc == 0) {
-        kern_add(p->pool, x_next, a->mid, x_next, (size_t)m->stream_rows * m->config.dim);
+        p->kern->ops->add_real(p->kern, x_next, a->mid, x_next,
+                               (uint64_t)m->stream_rows * m->config.dim);
     }
     return rc;
 }
@@ -247,8 +258,9 @@ static int mlp_backward(const struct model_pass *p, const struct model_layer_act
                         struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
-    size_t wide = (size_t)m->rows * m->hidden;
-    const float *dx;
+    struct kern *k = p->kern;
+    uint64_t wide = (uint64_t)m->rows * m->hidden;
+    const kern_real *dx;
     int rc = model_tp_whole_dx(p, &dx, msg);
     if (rc != 0) {
         return rc;
@@ -256,11 +268,11 @@ static int mlp_backward(const struct model_pass *p, const struct model_layer_act
     backward_weight(p, MODEL_DOWN, dx, a->act);
     backward_input(p, MODEL_DOWN, m->dact, 0, dx);
     if (model_is_gpt2(m)) {
-        kern_gelu_backward(p->pool, m->dup, m->dact, a->up, wide);
+        k->ops->gelu_backward(k, m->dup, m->dact, a->up, wide);
         backward_weight(p, MODEL_UP, m->dup, a->norm2);
         backward_input(p, MODEL_UP, m->dnorm, 0, m->dup);
     } else {
-        kern_swiglu_backward(p->pool, m->dgate, m->dup, m->dact, a->gate, a->up, wide);
+        k->ops->swiglu_backward(k, m->dgate, m->dup, m->dact, a->gate, a->up, wide);
         backward_weight(p, MODEL_GATE, m->dgate, a->norm2);
         backward_input(p, MODEL_GATE, m->dnorm, 0, m->dgate);
         backward_weight(p, MODEL_UP, m->dup, a->norm2);
@@ -273,18 +285,19 @@ static int attention_backward(const struct model_pass *p, const struct model_lay
                               struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
-    const float *dx;
+    struct kern *k = p->kern;
+    const kern_real *dx;
     int rc = model_tp_whole_dx(p, &dx, msg);
     if (rc != 0) {
         return rc;
     }
     backward_weight(p, MODEL_O, dx, a->att);
     backward_input(p, MODEL_O, m->datt, 0, dx);
-    kern_attention_backward(p->pool, m->dq, m->dk, m->dv, m->datt, a->att, a->stats, a->q, a->k,
-                            a->v, m->scratch, &m->attention);
+    k->ops->attention_backward(k, m->dq, m->dk, m->dv, m->datt, a->att, a->stats, a->q, a->k, a->v,
+                               m->scratch, &m->attention);
     if (!model_is_gpt2(m)) {
-        kern_rope_backward(p->pool, m->dq, m->rope, m->rows, m->seq_len, m->heads, m->head_dim);
-        kern_rope_backward(p->pool, m->dk, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim);
+        k->ops->rope_backward(k, m->dq, m->rope, m->rows, m->seq_len, m->heads, m->head_dim);
+        k->ops->rope_backward(k, m->dk, m->rope, m->rows, m->seq_len, m->kv_heads, m->head_dim);
     }
     backward_weight(p, MODEL_Q, m->dq, a->norm1);
     backward_input(p, MODEL_Q, m->dnorm, 0, m->dq);

@@ -58,9 +58,6 @@ static int check_shape(const struct train_model *model, struct bl_errmsg *msg)
                       "model.heads %u is too many for train.micro_batch %u, train.seq_len %u",
                       c->heads, model->micro_batch, model->seq_len);
     }
-    if (model->threads == 0 || model->threads > KERN_THREADS_MAX) {
-        return bl_err(msg, BL_ECONFIG, "threads %u: 1 to %u", model->threads, KERN_THREADS_MAX);
-    }
     return 0;
 }
 

@@ -10,9 +10,9 @@
 
 int model_pass_init(struct model_pass *pass, struct train_model *model,
                     const struct train_flow *flow, const struct train_hooks *hooks,
-                    struct kern_pool *pool, struct bl_errmsg *msg)
+                    struct bl_errmsg *msg)
 {
-    BL_ASSERT(kern_pool_threads(pool) <= model->threads);
+    BL_ASSERT(model->arena != NULL);
     BL_ASSERT(flow->chunk < model->part.chunks && flow->set < model->part.sets);
     if (model->part.tp > 1 && (hooks->tp == NULL || comm_group_size(hooks->tp) != model->part.tp ||
                                comm_group_rank(hooks->tp) != model->part.tp_rank)) {
@@ -24,11 +24,17 @@ int model_pass_init(struct model_pass *pass, struct train_model *model,
     *pass = (struct model_pass){.model = model,
                                 .flow = flow,
                                 .hooks = hooks,
-                                .pool = pool,
+                                .kern = model->kern,
                                 .set = &model->sets[flow->set],
                                 .vstage = model_vstage(model, flow->chunk),
                                 .add = flow->add};
     return 0;
+}
+
+void model_stream_copy(const struct train_model *model, kern_real *to, const kern_real *from)
+{
+    struct kern *k = model->kern;
+    k->ops->copy(k, to, from, (uint64_t)model->stream_rows * model->config.dim * k->real_bytes);
 }
 
 int train_model_idle(const struct train_model *model, uint32_t chunk, int backward,
@@ -39,7 +45,7 @@ int train_model_idle(const struct train_model *model, uint32_t chunk, int backwa
     int rc = 0;
     for (uint32_t i = first; rc == 0 && i < end; i++) {
         uint32_t unit = backward ? first + end - 1 - i : i;
-        const float *weights;
+        const kern_real *weights;
         float *grads;
         rc = hooks->weights(hooks->ctx, unit, backward, &weights, msg);
         if (rc == 0 && backward) {
@@ -57,7 +63,7 @@ int train_model_idle(const struct train_model *model, uint32_t chunk, int backwa
 
 /* ---- whole buffers ---- */
 
-static int plain_weights(void *ctx, uint32_t unit, int backward, const float **ret,
+static int plain_weights(void *ctx, uint32_t unit, int backward, const kern_real **ret,
                          struct bl_errmsg *msg)
 {
     const struct train_plain *plain = ctx;
@@ -67,7 +73,7 @@ static int plain_weights(void *ctx, uint32_t unit, int backward, const float **r
     if (unit == m->config.layers + 2) { /* the embedding's, or their copy */
         at = m->units[0].local != TRAIN_NOT_HERE ? m->units[0].local : m->local_elems;
     }
-    *ret = plain->params + at;
+    *ret = kern_real_view(m->kern, plain->params, at);
     return 0;
 }
 
@@ -93,28 +99,50 @@ struct train_hooks train_hooks_plain(struct train_plain *plain)
                                 .grads_done = plain_grads_done};
 }
 
-int train_model_forward_backward(struct train_model *model, const float *params,
+/* Forward, with the loss on the host. */
+static int forward_whole(struct train_model *model, struct train_flow flow,
+                         const struct train_hooks *hooks, double *ret_loss_sum,
+                         uint64_t *ret_tokens, struct bl_errmsg *msg)
+{
+    struct kern *k = model->kern;
+    double loss;
+    BL_ASSERT(model->vstages == 1);
+    flow.loss = model->loss;
+    k->ops->zero(k, model->loss, sizeof loss);
+    int rc = train_model_forward(model, &flow, hooks, ret_tokens, msg);
+    if (rc == 0) {
+        k->ops->download(k, &loss, model->loss, sizeof loss);
+        rc = k->ops->sync(k, msg);
+    }
+    if (rc == 0) {
+        *ret_loss_sum = loss;
+    }
+    return rc;
+}
+
+int train_model_forward_backward(struct train_model *model, const kern_real *params,
                                  const int32_t *tokens, const int32_t *targets, float *grads,
                                  int add, double *ret_loss_sum, uint64_t *ret_tokens,
-                                 struct kern_pool *pool, struct bl_errmsg *msg)
+                                 struct bl_errmsg *msg)
 {
     struct train_plain plain = {model, params, grads};
     const struct train_hooks hooks = train_hooks_plain(&plain);
     const struct train_flow flow = {.tokens = tokens, .targets = targets, .add = add};
-    BL_ASSERT(model->vstages == 1);
-    int rc = train_model_forward(model, &flow, &hooks, ret_loss_sum, ret_tokens, pool, msg);
-    return rc != 0 ? rc : train_model_backward(model, &flow, &hooks, pool, msg);
+    int rc = forward_whole(model, flow, &hooks, ret_loss_sum, ret_tokens, msg);
+    if (rc == 0) {
+        rc = train_model_backward(model, &flow, &hooks, msg);
+    }
+    return rc == 0 ? model->kern->ops->sync(model->kern, msg) : rc;
 }
 
-int train_model_eval(struct train_model *model, const float *params, const int32_t *tokens,
+int train_model_eval(struct train_model *model, const kern_real *params, const int32_t *tokens,
                      const int32_t *targets, double *ret_loss_sum, uint64_t *ret_tokens,
-                     struct kern_pool *pool, struct bl_errmsg *msg)
+                     struct bl_errmsg *msg)
 {
     struct train_plain plain = {model, params, NULL};
     const struct train_hooks hooks = train_hooks_plain(&plain);
     const struct train_flow flow = {.tokens = tokens, .targets = targets, .eval = 1};
-    BL_ASSERT(model->vstages == 1);
-    return train_model_forward(model, &flow, &hooks, ret_loss_sum, ret_tokens, pool, msg);
+    return forward_whole(model, flow, &hooks, ret_loss_sum, ret_tokens, msg);
 }
 
 void train_model_tied_finish(struct kern_pool *pool, float *embed, const float *head,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which products a node must compute like the others: those of all tensor parallel ranks, for a
- * node does not know which of them it will be.
+ * Which products a model does, for the back end to plan, and which a node must compute like the
+ * others: those of all tensor parallel ranks, for a node does not know which of them it will be.
  */
 #include <string.h>
 
@@ -27,20 +27,27 @@ static void add_shape(struct probe_shapes *shapes, struct kern_matmul_shape shap
     shapes->at[shapes->count++] = shape;
 }
 
-static void add_shapes(struct probe_shapes *shapes, const struct train_model *model)
+static void add_shapes(struct probe_shapes *shapes, const struct train_model *model, uint32_t rows)
 {
     for (uint32_t i = 0; i < model->layer_tensors; i++) {
         const struct train_tensor *t = &model->tensors[model->before_layers + i];
         if (t->dims == 2) {
-            add_shape(shapes, (struct kern_matmul_shape){model->rows, model_tensor_width(t, 1),
+            add_shape(shapes, (struct kern_matmul_shape){rows, model_tensor_width(t, 1),
                                                          model_tensor_width(t, 0)});
         }
     }
-    add_shape(shapes, (struct kern_matmul_shape){model->rows, model->config.dim, model->vocab});
+    add_shape(shapes, (struct kern_matmul_shape){rows, model->config.dim, model->vocab});
 }
 
-int train_model_probe(const struct bl_job_model *config, uint32_t tp, uint32_t seq_len,
-                      uint32_t micro_batch, struct kern_pool *pool, uint64_t *ret_digest,
+int model_plan_products(const struct train_model *model, uint32_t rows, struct bl_errmsg *msg)
+{
+    struct probe_shapes shapes = {.count = 0};
+    add_shapes(&shapes, model, rows);
+    return model->kern->ops->matmul_plan(model->kern, shapes.at, shapes.count, msg);
+}
+
+int train_model_probe(struct kern *kern, const struct bl_job_model *config, uint32_t tp,
+                      uint32_t seq_len, uint32_t micro_batch, uint64_t *ret_digest,
                       struct bl_errmsg *msg)
 {
     struct probe_shapes shapes = {.count = 0};
@@ -51,12 +58,11 @@ int train_model_probe(const struct bl_job_model *config, uint32_t tp, uint32_t s
     part.tp = tp;
     for (part.tp_rank = 0; rc == 0 && (part.tp_rank == 0 || part.tp_rank < tp); part.tp_rank++) {
         struct train_model *model = NULL;
-        rc = train_model_new_table(&model, &one_layer, &part, seq_len, micro_batch,
-                                   kern_pool_threads(pool), msg);
+        rc = train_model_new_table(&model, &one_layer, &part, seq_len, micro_batch, msg);
         if (rc == 0) {
-            add_shapes(&shapes, model);
+            add_shapes(&shapes, model, model->rows);
         }
         train_model_free(model);
     }
-    return rc < 0 ? rc : kern_probe(pool, shapes.at, shapes.count, ret_digest, msg);
+    return rc < 0 ? rc : kern->ops->probe(kern, shapes.at, shapes.count, ret_digest, msg);
 }

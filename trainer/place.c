@@ -36,7 +36,16 @@ static int new_table(struct train_model **ret, const struct bl_job *job, uint32_
     part.recompute = job->train.recompute;
     part.sequence = job->sequence;
     return train_model_new_table(ret, &job->model, &part, job->train.seq_len,
-                                 job->train.micro_batch, 1, msg);
+                                 job->train.micro_batch, msg);
+}
+
+static int take_losses(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    uint64_t bytes = rank->loss_count * sizeof *rank->losses;
+    rank->losses = malloc(bytes);
+    rank->pass_losses = rank->kern->ops->alloc(rank->kern, bytes);
+    return rank->losses == NULL || rank->pass_losses == NULL ? bl_err_code(msg, -ENOMEM, "losses")
+                                                             : 0;
 }
 
 int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t threads,
@@ -58,14 +67,16 @@ int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t 
     rank->micro_batches = job->train.global_batch / per_round;
     threads = threads != 0 ? threads : job->threads;
     rank->threads = threads != 0 ? threads : 1;
-    size_t losses = job->lanes > job->train.eval_batches ? job->lanes : job->train.eval_batches;
-    rank->losses = calloc(losses, sizeof *rank->losses);
-    if (rank->losses == NULL) {
-        return bl_err_code(msg, -ENOMEM, "losses");
-    }
+    rank->loss_count = job->lanes > job->train.eval_batches ? job->lanes : job->train.eval_batches;
     rc = train_data_open(&rank->data, job, msg);
     if (rc == 0) {
         rc = kern_pool_new(&rank->pool, rank->threads, msg);
+    }
+    if (rc == 0) {
+        rc = kern_cpu_open(&rank->kern, rank->pool, msg);
+    }
+    if (rc == 0) {
+        rc = take_losses(rank, msg);
     }
     return rc == 0 ? new_table(&rank->model, job, 0, msg) : rc;
 }
@@ -101,6 +112,9 @@ void train_rank_close(struct train_rank *rank)
     free_params(rank);
     free(rank->losses);
     train_model_free(rank->model);
+    if (rank->kern != NULL) {
+        rank->kern->ops->close(rank->kern); /* pass_losses too */
+    }
     kern_pool_free(rank->pool);
     train_data_close(rank->data);
     memset(rank, 0, sizeof *rank);
@@ -171,8 +185,8 @@ static int place_model(struct train_rank *rank, const struct train_part *part,
     train_model_free(rank->model);
     rank->model = NULL;
     free_params(rank);
-    int rc = train_model_new_part(&rank->model, &job->model, part, job->train.seq_len,
-                                  job->train.micro_batch, rank->threads, msg);
+    int rc = train_model_new_part(&rank->model, rank->kern, &job->model, part, job->train.seq_len,
+                                  job->train.micro_batch, msg);
     if (rc != 0) {
         return rc;
     }
@@ -233,7 +247,7 @@ static int place_slices(struct train_rank *rank, struct bl_errmsg *msg)
         struct train_part part = rank->part;
         part.tp_rank = t;
         rc = train_model_new_table(&tables[t], &rank->job->model, &part, rank->job->train.seq_len,
-                                   rank->job->train.micro_batch, 1, msg);
+                                   rank->job->train.micro_batch, msg);
         flat[t] = rc == 0 ? train_model_flat_elems(tables[t]) : 0;
     }
     if (rc == 0) {

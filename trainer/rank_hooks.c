@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/rank_hooks.h"
 
-static int rank_weights(void *ctx, uint32_t unit, int backward, const float **ret,
+static int rank_weights(void *ctx, uint32_t unit, int backward, const kern_real **ret,
                         struct bl_errmsg *msg)
 {
     struct train_rank_hooks *h = ctx;
     struct train_rank *rank = h->rank;
     if (rank->fetch.memory != NULL) {
-        return train_fetch_unit(&rank->fetch, unit, backward, rank->comm, rank->tp, ret, msg);
+        const float *weights = NULL;
+        int rc =
+            train_fetch_unit(&rank->fetch, unit, backward, rank->comm, rank->tp, &weights, msg);
+        *ret = kern_real_f32_view(weights);
+        return rc;
     }
-    h->plain.params = rank->params;
+    h->plain.params = kern_real_f32_view(rank->params);
     const struct train_hooks plain = train_hooks_plain(&h->plain);
     return plain.weights(plain.ctx, unit, backward, ret, msg);
 }

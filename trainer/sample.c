@@ -240,6 +240,7 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
 {
     struct train_model *model = NULL;
     struct kern_pool *pool = NULL;
+    struct kern *kern = NULL;
     struct sample_text text = {0};
     float *params = NULL;
     uint64_t bytes = 0;
@@ -252,7 +253,10 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
         rc = kern_pool_new(&pool, threads, msg);
     }
     if (rc == 0) {
-        rc = train_model_new(&model, &weights->config, 1, 1, threads, msg);
+        rc = kern_cpu_open(&kern, pool, msg);
+    }
+    if (rc == 0) {
+        rc = train_model_new(&model, kern, &weights->config, 1, 1, msg);
     }
     if (rc == 0) {
         bytes = train_model_buffer_elems(model) * sizeof(float);
@@ -262,8 +266,8 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
                  : train_weights_load(weights, model, params, msg);
     }
     if (rc == 0) {
-        rc = train_model_sample(model, params, text.prompt, text.prompt_len, text.out, text.out_len,
-                                &args->how, pool, msg);
+        rc = train_model_sample(model, kern_real_f32_view(params), text.prompt, text.prompt_len,
+                                text.out, text.out_len, &args->how, msg);
     }
     if (rc == 0) {
         sample_text_write(&text);
@@ -271,6 +275,9 @@ static int sample(const struct sample_args *args, struct train_weights *weights,
     sample_text_close(&text);
     bl_mem_free(params, bytes);
     train_model_free(model);
+    if (kern != NULL) {
+        kern->ops->close(kern);
+    }
     kern_pool_free(pool);
     return rc;
 }

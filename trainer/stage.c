@@ -38,7 +38,6 @@ struct stage_run {
     const struct train_work *work;
     struct train_hooks hooks;
     struct comm *comm;
-    struct kern_pool *pool;
     uint64_t asked;                          /* operations whose input was asked for */
     uint64_t received, received_asked, sent; /* messages so far */
 };
@@ -241,7 +240,7 @@ static int poke(void *ctx, struct bl_errmsg *msg)
 /* ---- operations ---- */
 
 /* The passes call the hooks of the work; between units the run looks after its messages. */
-static int run_weights(void *ctx, uint32_t unit, int backward, const float **ret,
+static int run_weights(void *ctx, uint32_t unit, int backward, const kern_real **ret,
                        struct bl_errmsg *msg)
 {
     const struct train_hooks *h = &((struct stage_run *)ctx)->work->hooks;
@@ -261,7 +260,7 @@ static int run_grads_done(void *ctx, uint32_t unit, struct bl_errmsg *msg)
 }
 
 static int pass(struct stage_run *run, const struct train_pipe_op *op, const float *input,
-                float *output, double *ret_loss, struct bl_errmsg *msg)
+                float *output, struct bl_errmsg *msg)
 {
     struct train_stage *s = run->stage;
     uint64_t v = vstage_of(s, op), tokens_at = 2 * op->set * s->config.tokens, counted;
@@ -269,34 +268,31 @@ static int pass(struct stage_run *run, const struct train_pipe_op *op, const flo
     struct train_flow flow = {.chunk = op->chunk, .set = op->set};
     flow.eval = run->pipeline->op_count == (uint64_t)run->pipeline->micros * s->config.chunks;
     int rc = 0;
-    *ret_loss = 0;
     if (!op->backward && (v == 0 || v + 1 == s->vstages)) {
         rc = run->work->read(run->work->ctx, op->micro, (uint32_t)v, tokens, targets, msg);
     }
     flow.tokens = v == 0 ? tokens : NULL;
     flow.targets = v + 1 == s->vstages ? targets : NULL;
     if (rc == 0) {
-        rc = run->work->begin(run->work->ctx, op, &flow.add, msg);
+        rc = run->work->begin(run->work->ctx, op, &flow, msg);
     }
     if (rc != 0) {
         return rc;
     }
     if (op->backward) {
-        flow.dout = input;
-        flow.din = output;
-        return train_model_backward(s->config.model, &flow, &run->hooks, run->pool, msg);
+        flow.dout = kern_real_f32_view(input);
+        flow.din = kern_real_f32(output);
+        return train_model_backward(s->config.model, &flow, &run->hooks, msg);
     }
-    flow.in = input;
-    flow.out = output;
-    return train_model_forward(s->config.model, &flow, &run->hooks, ret_loss, &counted, run->pool,
-                               msg);
+    flow.in = kern_real_f32_view(input);
+    flow.out = kern_real_f32(output);
+    return train_model_forward(s->config.model, &flow, &run->hooks, &counted, msg);
 }
 
 static int operate(struct stage_run *run, const struct train_pipe_op *op, struct bl_errmsg *msg)
 {
     const float *input;
     float *output;
-    double loss;
     int rc = ask_ahead(run, msg);
     if (rc == 0) {
         rc = receive(run, op, &input, msg);
@@ -305,21 +301,19 @@ static int operate(struct stage_run *run, const struct train_pipe_op *op, struct
         rc = take_output(run, op, &output, msg);
     }
     if (rc == 0) {
-        rc = pass(run, op, input, output, &loss, msg);
+        rc = pass(run, op, input, output, msg);
     }
     if (rc == 0) {
         run->received += input != NULL;
         rc = send_output(run, op, msg);
     }
-    return rc == 0 ? run->work->end(run->work->ctx, op, loss, msg) : rc;
+    return rc == 0 ? run->work->end(run->work->ctx, op, msg) : rc;
 }
 
 int train_stage_run(struct train_stage *stage, const struct train_pipeline *pipeline,
-                    const struct train_work *work, struct comm *comm, struct kern_pool *pool,
-                    struct bl_errmsg *msg)
+                    const struct train_work *work, struct comm *comm, struct bl_errmsg *msg)
 {
-    struct stage_run run = {
-        .stage = stage, .pipeline = pipeline, .work = work, .comm = comm, .pool = pool};
+    struct stage_run run = {.stage = stage, .pipeline = pipeline, .work = work, .comm = comm};
     run.hooks = (struct train_hooks){.ctx = &run,
                                      .weights = run_weights,
                                      .grads = run_grads,

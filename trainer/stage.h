@@ -39,10 +39,12 @@ struct train_work {
      * before the forward pass there. */
     int (*read)(void *ctx, uint32_t micro, uint32_t vstage, int32_t *tokens, int32_t *targets,
                 struct bl_errmsg *msg);
-    /* Before an operation's pass. *ret_add: whether its gradient adds (flow.add). */
-    int (*begin)(void *ctx, const struct train_pipe_op *op, int *ret_add, struct bl_errmsg *msg);
-    /* After it. `loss`: of a forward on the last virtual stage, else 0. */
-    int (*end)(void *ctx, const struct train_pipe_op *op, double loss, struct bl_errmsg *msg);
+    /* Before an operation's pass: sets flow->add (whether its gradient adds) of a backward, and
+     * flow->loss of a forward. */
+    int (*begin)(void *ctx, const struct train_pipe_op *op, struct train_flow *flow,
+                 struct bl_errmsg *msg);
+    /* After it. */
+    int (*end)(void *ctx, const struct train_pipe_op *op, struct bl_errmsg *msg);
 };
 
 /* Takes the buffers of messages and tokens. *ret is owned. -ENOMEM. */
@@ -62,7 +64,7 @@ uint64_t train_stage_early_bytes(const struct train_stage_config *config);
  * After an error the communicator is of no use. */
 BL_MUST_CHECK int train_stage_run(struct train_stage *stage, const struct train_pipeline *pipeline,
                                   const struct train_work *work, struct comm *comm,
-                                  struct kern_pool *pool, struct bl_errmsg *msg);
+                                  struct bl_errmsg *msg);
 
 /* Share of the last run's time in which this rank waited for messages; 0 with one stage. The first
  * stage begins first and ends last, so its share is the pipeline's bubble. */

@@ -48,28 +48,28 @@ static int read_batch(void *arg, uint32_t micro, uint32_t vstage, int32_t *token
     return rc;
 }
 
-static int begin_pass(void *arg, const struct train_pipe_op *op, int *ret_add,
+static int begin_pass(void *arg, const struct train_pipe_op *op, struct train_flow *flow,
                       struct bl_errmsg *msg)
 {
     struct step_work *work = arg;
     struct train_rank *rank = work->rank;
     (void)msg;
     if (!op->backward) {
+        flow->loss = train_rank_loss(rank, lane_of(rank, op->micro));
         return BL_FAILPOINT("mid-forward");
     }
     /* A lane's micro-batches in order, the first overwrites. */
-    *ret_add = op->micro % rank->micro_batches != 0;
+    flow->add = op->micro % rank->micro_batches != 0;
     work->hooks.grads = rank->sum != NULL ? lane_sum_grads(rank->sum, op->chunk) : NULL;
     return 0;
 }
 
-static int end_pass(void *arg, const struct train_pipe_op *op, double loss, struct bl_errmsg *msg)
+static int end_pass(void *arg, const struct train_pipe_op *op, struct bl_errmsg *msg)
 {
     struct step_work *work = arg;
     struct train_rank *rank = work->rank;
     (void)msg;
-    if (!op->backward) { /* the loss is zero but at the end of the pipeline */
-        rank->losses[lane_of(rank, op->micro)] += rank->grid.t == 0 ? loss : 0.0;
+    if (!op->backward) {
         return 0;
     }
     if (rank->sum != NULL && (op->micro + 1) % rank->micro_batches == 0) {
@@ -87,13 +87,13 @@ static int sum_lanes(struct train_rank *rank, uint64_t step, struct bl_errmsg *m
                                      .read = read_batch,
                                      .begin = begin_pass,
                                      .end = end_pass};
-    memset(rank->losses, 0, rank->job->lanes * sizeof *rank->losses);
+    train_losses_begin(rank);
     if (rank->rounds != NULL) {
         lane_rounds_begin(rank->rounds);
     } else {
         lane_sum_begin(rank->sum);
     }
-    int rc = train_stage_run(rank->stage, &rank->pipeline, &calls, rank->comm, rank->pool, msg);
+    int rc = train_stage_run(rank->stage, &rank->pipeline, &calls, rank->comm, msg);
     if (rc == 0 && train_rank_is_in_step(rank)) {
         uint32_t missing = train_rank_lanes_max(rank) - train_rank_lanes(rank);
         rc = train_rank_idle(rank, missing * rank->micro_batches, 1, msg);
@@ -108,6 +108,27 @@ static int sum_lanes(struct train_rank *rank, uint64_t step, struct bl_errmsg *m
 float *train_rank_slice(struct train_rank *rank)
 {
     return rank->rounds != NULL ? lane_rounds_slice(rank->rounds) : lane_sum_slice(rank->sum);
+}
+
+/* ---- losses ---- */
+
+void train_losses_begin(struct train_rank *rank)
+{
+    rank->kern->ops->zero(rank->kern, rank->pass_losses,
+                          rank->loss_count * sizeof *rank->pass_losses);
+}
+
+double *train_rank_loss(struct train_rank *rank, uint32_t at)
+{
+    BL_ASSERT(at < rank->loss_count);
+    return rank->grid.t == 0 ? rank->pass_losses + at : NULL;
+}
+
+int train_losses_end(struct train_rank *rank, uint32_t count, struct bl_errmsg *msg)
+{
+    struct kern *k = rank->kern;
+    k->ops->download(k, rank->losses, rank->pass_losses, count * sizeof *rank->losses);
+    return k->ops->sync(k, msg);
 }
 
 /* The sum of bits with zeros is the bits. */
@@ -133,6 +154,9 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
     int rc = sum_lanes(rank, step, msg);
     if (rc == 0) {
         rc = train_data_unchanged(rank->data, msg); /* what was read is what was opened */
+    }
+    if (rc == 0) {
+        rc = train_losses_end(rank, rank->job->lanes, msg);
     }
     if (rc == 0) {
         rc = train_share_losses(rank, rank->job->lanes, msg);

@@ -42,11 +42,14 @@ struct train_rank {
     const struct bl_job *job; /* kept */
     uint32_t threads;
     struct kern_pool *pool;
+    struct kern *kern;         /* of the CPU: on the pool */
     struct train_model *model; /* until train_rank_place: the table alone, of the first tp rank;
                                   NULL after one that failed */
     uint32_t has_passes;       /* the model is that of `part`, with its memory */
     struct train_data *data;
     double *losses;         /* of lanes or of evaluation batches */
+    double *pass_losses;    /* the same in the back end's memory, where passes add */
+    uint32_t loss_count;    /* room of both */
     uint32_t micro_batches; /* of a lane in one step */
     FILE *ledger;           /* "step lane sample" lines; NULL: none; owned by the caller */
     /* Of the present place: */
@@ -112,6 +115,13 @@ uint64_t train_rank_early_bytes(const struct train_rank *rank);
 BL_MUST_CHECK int train_rank_join(struct train_rank *rank, struct comm *comm,
                                   struct bl_errmsg *msg);
 void train_rank_leave(struct train_rank *rank); /* one that did not join is fine */
+
+/* Passes add from now on to where train_rank_loss says; then waits for the back end and has the
+ * first `count` on the host. Its errors. */
+void train_losses_begin(struct train_rank *rank);
+BL_MUST_CHECK int train_losses_end(struct train_rank *rank, uint32_t count, struct bl_errmsg *msg);
+/* For a pass's flow.loss; NULL on the tensor parallel ranks but the first, which have the same. */
+double *train_rank_loss(struct train_rank *rank, uint32_t at);
 
 /* Makes each rank's losses everybody's: the `count` first, of which each is zero on all ranks but
  * one. */

@@ -249,11 +249,11 @@ static double threaded_ms(const struct products *p)
     return ms;
 }
 
-static struct train_model *model_make(const struct bl_job_model *config, uint32_t threads)
+static struct train_model *model_make(const struct bl_job_model *config, struct kern *kern)
 {
     struct bl_errmsg msg = {{0}};
     struct train_model *model;
-    if (train_model_new(&model, config, SEQ_LEN, BATCH, threads, &msg) != 0) {
+    if (train_model_new(&model, kern, config, SEQ_LEN, BATCH, &msg) != 0) {
         die(msg.text);
     }
     return model;
@@ -266,7 +266,11 @@ static void gemm(const struct bl_job_model *config, uint32_t threads, uint32_t r
     if (kern_pool_new(&p.pool, threads, &msg) != 0) {
         die(msg.text);
     }
-    struct train_model *model = model_make(config, threads);
+    struct kern *kern;
+    if (kern_cpu_open(&kern, p.pool, &msg) != 0) {
+        die(msg.text);
+    }
+    struct train_model *model = model_make(config, kern);
     float *params = take(train_model_buffer_elems(model));
     float *grads = take(train_model_grad_elems(model));
     train_model_init_params(model, 1, params, 0, train_model_buffer_elems(model), p.pool);
@@ -281,8 +285,8 @@ static void gemm(const struct bl_job_model *config, uint32_t threads, uint32_t r
     for (uint32_t r = 0; r <= rounds; r++) { /* the first touches memory and does not count */
         uint32_t to = r == 0 ? rounds : r - 1;
         uint64_t begun = bl_now_ns();
-        if (train_model_forward_backward(model, params, tokens, targets, grads, 0, &loss, &counted,
-                                         p.pool, &msg) != 0) {
+        if (train_model_forward_backward(model, kern_real_f32_view(params), tokens, targets, grads,
+                                         0, &loss, &counted, &msg) != 0) {
             die(msg.text);
         }
         pass[to] = ms_since(begun);

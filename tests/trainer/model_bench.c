@@ -44,7 +44,8 @@ void model_bench_init(struct model_bench *b, const struct bl_job_model *config, 
     memset(b, 0, sizeof *b);
     b->config = config;
     assert_int_equal(kern_pool_new(&b->pool, threads, &msg), 0);
-    assert_int_equal(train_model_new(&b->model, config, seq_len, batch, threads, &msg), 0);
+    assert_int_equal(kern_cpu_open(&b->kern, b->pool, &msg), 0);
+    assert_int_equal(train_model_new(&b->model, b->kern, config, seq_len, batch, &msg), 0);
     b->buffer_elems = train_model_buffer_elems(b->model);
     b->grad_elems = train_model_grad_elems(b->model);
     b->params = malloc(b->buffer_elems * sizeof(float));
@@ -63,17 +64,28 @@ void model_bench_init(struct model_bench *b, const struct bl_job_model *config, 
 void model_bench_close(struct model_bench *b)
 {
     train_model_free(b->model);
+    b->kern->ops->close(b->kern);
     kern_pool_free(b->pool);
     free(b->params);
     free(b->grads);
     free(b->tokens);
 }
 
+struct kern *model_bench_kern(void)
+{
+    static struct kern *kern;
+    if (kern == NULL) {
+        assert_int_equal(kern_cpu_open(&kern, NULL, NULL), 0);
+    }
+    return kern;
+}
+
 double model_bench_pass(struct model_bench *b, int add, uint64_t *ret_tokens)
 {
     double loss = 0;
-    assert_int_equal(train_model_forward_backward(b->model, b->params, b->tokens, b->targets,
-                                                  b->grads, add, &loss, ret_tokens, b->pool, NULL),
+    assert_int_equal(train_model_forward_backward(b->model, kern_real_f32_view(b->params),
+                                                  b->tokens, b->targets, b->grads, add, &loss,
+                                                  ret_tokens, NULL),
                      0);
     return loss;
 }

@@ -17,6 +17,7 @@ struct model_bench {
     const struct bl_job_model *config; /* kept */
     struct train_model *model;
     struct kern_pool *pool;
+    struct kern *kern;
     float *params, *grads;
     int32_t *tokens, *targets;
     uint64_t buffer_elems, grad_elems;
@@ -26,6 +27,8 @@ struct model_bench {
 void model_bench_init(struct model_bench *b, const struct bl_job_model *config, uint32_t seq_len,
                       uint32_t batch, uint32_t threads);
 void model_bench_close(struct model_bench *b);
+/* A back end on the caller's thread, for tests of one thread; never closed. */
+struct kern *model_bench_kern(void);
 /* One train_model_forward_backward; returns the loss sum. */
 double model_bench_pass(struct model_bench *b, int add, uint64_t *ret_tokens);
 /* Three optimizer steps of two micro-batches; a digest of losses, gradients and parameters. */

@@ -207,16 +207,18 @@ static void test_probe_is_the_same_with_any_thread_count(void **state)
 {
     (void)state;
     struct kern_pool *pool;
+    struct kern *one = model_bench_kern(), *three;
     uint64_t digest[2] = {0}, again = 0;
     assert_int_equal(kern_pool_new(&pool, 3, NULL), 0);
+    assert_int_equal(kern_cpu_open(&three, pool, NULL), 0);
     for (uint32_t tp = 1; tp <= 2; tp++) { /* over 2 ranks the slices differ: 1 and 2 kv heads */
-        assert_int_equal(train_model_probe(&MODEL_SMALL, tp, 64, 2, NULL, &digest[tp - 1], NULL),
-                         0);
-        assert_int_equal(train_model_probe(&MODEL_SMALL, tp, 64, 2, pool, &again, NULL), 0);
+        assert_int_equal(train_model_probe(one, &MODEL_SMALL, tp, 64, 2, &digest[tp - 1], NULL), 0);
+        assert_int_equal(train_model_probe(three, &MODEL_SMALL, tp, 64, 2, &again, NULL), 0);
         assert_int_equal(digest[tp - 1], again);
     }
     assert_true(digest[0] != 0 && digest[0] != digest[1]);
-    assert_int_equal(train_model_probe(&MODEL_SMALL, 4, 64, 2, pool, &again, NULL), BL_ECONFIG);
+    assert_int_equal(train_model_probe(three, &MODEL_SMALL, 4, 64, 2, &again, NULL), BL_ECONFIG);
+    three->ops->close(three);
     kern_pool_free(pool);
 }
 
@@ -229,9 +231,9 @@ static void test_eval_gives_the_bits_of_training_loss(void **state)
     model_bench_init(&b, &MODEL_SMALL, 40, 2, 2);
     uint64_t tokens, eval_tokens;
     double eval, loss = model_bench_pass(&b, 0, &tokens);
-    assert_int_equal(
-        train_model_eval(b.model, b.params, b.tokens, b.targets, &eval, &eval_tokens, b.pool, NULL),
-        0);
+    assert_int_equal(train_model_eval(b.model, kern_real_f32_view(b.params), b.tokens, b.targets,
+                                      &eval, &eval_tokens, NULL),
+                     0);
     assert_memory_equal(&eval, &loss, sizeof loss);
     assert_int_equal(tokens, eval_tokens);
     assert_true(fabs(loss / (double)tokens - log(517)) < 0.1);
@@ -311,9 +313,9 @@ static void test_token_beyond_vocabulary_is_refused(void **state)
     uint64_t tokens;
     model_bench_init(&b, &TINY, 4, 1, 1);
     b.tokens[2] = 23;
-    assert_int_equal(
-        train_model_eval(b.model, b.params, b.tokens, b.targets, &loss, &tokens, b.pool, &msg),
-        BL_ELIMIT);
+    assert_int_equal(train_model_eval(b.model, kern_real_f32_view(b.params), b.tokens, b.targets,
+                                      &loss, &tokens, &msg),
+                     BL_ELIMIT);
     assert_string_equal(msg.text, "token 2 is 23: not in a vocabulary of 23");
     model_bench_close(&b);
 }
@@ -324,14 +326,18 @@ static void test_shape_that_cannot_be_is_refused(void **state)
     struct train_model *model;
     struct bl_errmsg msg = {0};
     struct bl_job_model bad = TINY;
+    struct train_memory memory;
+    struct kern *kern = model_bench_kern();
+    const struct train_part whole = TRAIN_PART_WHOLE;
     bad.heads = 5;
-    assert_int_equal(train_model_new(&model, &bad, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_new(&model, kern, &bad, 8, 1, &msg), BL_ECONFIG);
     assert_string_equal(msg.text, "model.dim 16 must be model.heads 5 times an even number");
     bad = TINY;
     bad.kv_heads = 3;
-    assert_int_equal(train_model_new(&model, &bad, 8, 1, 1, &msg), BL_ECONFIG);
-    assert_int_equal(train_model_bytes(&bad, 8, 1, 1), 0);
-    assert_true(train_model_bytes(&TINY, 8, 1, 1) > 0);
+    assert_int_equal(train_model_new(&model, kern, &bad, 8, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_memory(&memory, kern, &bad, &whole, 8, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_memory(&memory, kern, &TINY, &whole, 8, 1, &msg), 0);
+    assert_true(memory.total > 0);
 }
 
 static void test_rate_warms_up_then_falls_along_a_cosine(void **state)
@@ -349,22 +355,23 @@ static void test_sample_is_the_same_for_a_seed(void **state)
 {
     (void)state;
     struct model_bench b;
+    struct train_model *other_model; /* on one thread */
     model_bench_init(&b, &TINY, 8, 1, 2);
+    assert_int_equal(train_model_new(&other_model, model_bench_kern(), &TINY, 8, 1, NULL), 0);
     roughen(&b);
+    const kern_real *params = kern_real_f32_view(b.params);
     const int32_t prompt[3] = {1, 2, 3};
     int32_t first[40], again[40], other[40];
     struct train_sample how = {.temperature = 1.0, .top_k = 10, .seed = 5};
-    assert_int_equal(
-        train_model_sample(b.model, b.params, prompt, 3, first, 40, &how, b.pool, NULL), 0);
-    assert_int_equal(train_model_sample(b.model, b.params, prompt, 3, again, 40, &how, NULL, NULL),
-                     0);
+    assert_int_equal(train_model_sample(b.model, params, prompt, 3, first, 40, &how, NULL), 0);
+    assert_int_equal(train_model_sample(other_model, params, prompt, 3, again, 40, &how, NULL), 0);
     how.seed = 6;
-    assert_int_equal(train_model_sample(b.model, b.params, prompt, 3, other, 40, &how, NULL, NULL),
-                     0);
+    assert_int_equal(train_model_sample(other_model, params, prompt, 3, other, 40, &how, NULL), 0);
     assert_memory_equal(first, again, sizeof first);
     assert_memory_not_equal(first, other, sizeof first);
-    assert_int_equal(train_model_sample(b.model, b.params, prompt, 0, first, 4, &how, NULL, NULL),
+    assert_int_equal(train_model_sample(b.model, params, prompt, 0, first, 4, &how, NULL),
                      BL_ELIMIT);
+    train_model_free(other_model);
     model_bench_close(&b);
 }
 
@@ -377,8 +384,9 @@ static void check_sample(const struct bl_job_model *config)
     roughen(&b);
     const struct train_sample greedy = {.temperature = 0};
     int32_t text[7] = {4, 9};
-    assert_int_equal(
-        train_model_sample(b.model, b.params, text, 2, text + 2, 5, &greedy, NULL, NULL), 0);
+    assert_int_equal(train_model_sample(b.model, kern_real_f32_view(b.params), text, 2, text + 2, 5,
+                                        &greedy, NULL),
+                     0);
     struct ref_model ref = {.config = *config, .seq_len = 7, .batch = 1};
     ref.tensors = train_model_tensors(b.model, &ref.tensor_count);
     double *params = malloc(b.buffer_elems * sizeof(double));
@@ -412,8 +420,9 @@ static void test_sample_is_what_the_whole_model_says(void **state)
     check_sample(&TINY);
     check_sample(&TINY_GPT2);
     model_bench_init(&b, &TINY_GPT2, 7, 1, 1);
-    assert_int_equal(train_model_sample(b.model, b.params, prompt, 1, out, 9, &greedy, NULL, &msg),
-                     BL_ELIMIT);
+    assert_int_equal(
+        train_model_sample(b.model, kern_real_f32_view(b.params), prompt, 1, out, 9, &greedy, &msg),
+        BL_ELIMIT);
     assert_non_null(strstr(msg.text, "the model knows 9 positions"));
     model_bench_close(&b);
 }

@@ -15,6 +15,7 @@
 
 #include "trainer/model.h"
 
+static struct kern *g_kern;
 static const struct bl_job_model LLAMA = {.layers = 6,
                                           .dim = 48,
                                           .hidden = 50,
@@ -101,7 +102,7 @@ static struct train_model *part_of(const struct bl_job_model *config, uint32_t t
     struct train_model *model = NULL;
     struct bl_errmsg msg = {0};
     const struct train_part part = {.tp = tp, .tp_rank = r, .pp = 1, .chunks = 1, .sets = 1};
-    assert_int_equal(train_model_new_part(&model, config, &part, 8, 1, 1, &msg), 0);
+    assert_int_equal(train_model_new_part(&model, g_kern, config, &part, 8, 1, &msg), 0);
     return model;
 }
 
@@ -187,19 +188,19 @@ static void test_slices_that_cannot_be_are_refused(void **state)
     struct train_model *model;
     struct bl_errmsg msg = {0};
     struct train_part part = {.tp = 6, .pp = 1, .chunks = 1, .sets = 1};
-    assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_new_part(&model, g_kern, &LLAMA, &part, 8, 1, &msg), BL_ECONFIG);
     assert_string_equal(
         msg.text, "layout.tp 6: model.kv_heads 4 cannot be cut into so many slices; 4 or 8 can be");
     part.tp = 16;
-    assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_new_part(&model, g_kern, &LLAMA, &part, 8, 1, &msg), BL_ECONFIG);
     assert_string_equal(
         msg.text, "layout.tp 16: model.heads 12 cannot be cut into so many slices; 12 can be");
     part.tp = 4;
     part.sequence = 1;
-    assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 9, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_new_part(&model, g_kern, &LLAMA, &part, 9, 1, &msg), BL_ECONFIG);
     assert_non_null(strstr(msg.text, "9, is no multiple of layout.tp 4"));
     part = (struct train_part){.tp = 1, .pp = 4, .stage = 1, .chunks = 2, .sets = 1};
-    assert_int_equal(train_model_new_part(&model, &LLAMA, &part, 8, 1, 1, &msg), BL_ECONFIG);
+    assert_int_equal(train_model_new_part(&model, g_kern, &LLAMA, &part, 8, 1, &msg), BL_ECONFIG);
     assert_non_null(strstr(msg.text, "layout.pp 4 with layout.interleave 2"));
 }
 
@@ -218,7 +219,7 @@ static void check_initial_weights(const struct bl_job_model *config, uint32_t tp
         const struct train_part part = {
             .tp = tp, .tp_rank = rank % tp, .pp = pp, .stage = rank / tp, .chunks = 1, .sets = 1};
         struct train_model *model;
-        assert_int_equal(train_model_new_part(&model, config, &part, 8, 1, 1, NULL), 0);
+        assert_int_equal(train_model_new_part(&model, g_kern, config, &part, 8, 1, NULL), 0);
         uint64_t local = train_model_local_elems(model), cut = local / 3 + 7;
         float *mine = malloc(local * sizeof *mine);
         assert_non_null(mine);
@@ -252,21 +253,21 @@ static void test_initial_weights_of_a_part_are_those_of_the_whole(void **state)
 /* ---- memory ---- */
 
 static uint64_t g_taken;
-int __wrap_posix_memalign(void **ret, size_t align, size_t bytes);
-int __real_posix_memalign(void **ret, size_t align, size_t bytes);
-int __wrap_posix_memalign(void **ret, size_t align, size_t bytes)
+void *__wrap_bl_mem_alloc(size_t bytes);
+void *__real_bl_mem_alloc(size_t bytes);
+void *__wrap_bl_mem_alloc(size_t bytes)
 {
-    g_taken = bytes;
-    return __real_posix_memalign(ret, align, bytes);
+    g_taken += bytes;
+    return __real_bl_mem_alloc(bytes);
 }
 
 static struct train_memory memory_of(const struct bl_job_model *config, struct train_part part)
 {
     struct train_memory memory;
     struct train_model *model;
-    assert_int_equal(train_model_memory(&memory, config, &part, 64, 2, 1, NULL), 0);
+    assert_int_equal(train_model_memory(&memory, g_kern, config, &part, 64, 2, NULL), 0);
     g_taken = 0;
-    assert_int_equal(train_model_new_part(&model, config, &part, 64, 2, 1, NULL), 0);
+    assert_int_equal(train_model_new_part(&model, g_kern, config, &part, 64, 2, NULL), 0);
     assert_int_equal(g_taken, memory.total);
     assert_int_equal(memory.sets, memory.set * part.sets);
     assert_int_equal(memory.total, memory.sets + memory.logits + memory.scratch);
@@ -282,8 +283,7 @@ static void test_memory_said_is_memory_taken(void **state)
     struct train_memory none = memory_of(&LLAMA, part);
     uint64_t layer = n * (6 * c + 2 * kv + 3 * f + 2 * h + 2), end = n * (2 * c + 1);
     assert_int_equal(none.set, 4 * (layers * layer + end));
-    assert_int_equal(none.logits, 4 * n * (93 + 2));
-    assert_int_equal(train_model_bytes(&LLAMA, 64, 2, 1), none.total);
+    assert_int_equal(none.logits, 4 * n * (93 + 2) + 64); /* the loss */
 
     part.recompute = BL_RECOMPUTE_SELECTIVE;
     struct train_memory selective = memory_of(&LLAMA, part);
@@ -307,6 +307,9 @@ static void test_memory_said_is_memory_taken(void **state)
 
 int main(void)
 {
+    if (kern_cpu_open(&g_kern, NULL, NULL) != 0) {
+        return 1;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut_makes_the_largest_stage_as_small_as_can_be),
         cmocka_unit_test(test_cut_leaves_fewer_layers_beside_a_large_head),

@@ -25,6 +25,7 @@ struct setup {
     struct train_bench bench;
     char job_path[96], root[96], dir[256];
     struct kern_pool *pool;
+    struct kern *kern;
     struct train_model *model;
     float *params; /* what the checkpoint must give back */
 };
@@ -132,7 +133,8 @@ static void setup_open(struct setup *s)
     train_bench_open(&s->bench, 1, 0);
     write_job(s);
     assert_int_equal(kern_pool_new(&s->pool, 1, &msg), 0);
-    assert_int_equal(train_model_new(&s->model, &s->bench.job.model, 16, 1, 1, &msg), 0);
+    assert_int_equal(kern_cpu_open(&s->kern, s->pool, &msg), 0);
+    assert_int_equal(train_model_new(&s->model, s->kern, &s->bench.job.model, 16, 1, &msg), 0);
     s->params = calloc(train_model_buffer_elems(s->model), sizeof *s->params);
     assert_non_null(s->params);
     save_checkpoint(s);
@@ -142,6 +144,7 @@ static void setup_close(struct setup *s)
 {
     free(s->params);
     train_model_free(s->model);
+    s->kern->ops->close(s->kern);
     kern_pool_free(s->pool);
     train_bench_close(&s->bench);
 }
@@ -185,8 +188,9 @@ static void test_sample_continues_with_the_weights_of_a_checkpoint(void **state)
     setup_open(&s);
     int32_t prompt[3] = {'a', 'b', 'c'}, out[20];
     const struct train_sample how = {.temperature = 0.9, .top_k = 40, .seed = 3};
-    assert_int_equal(train_model_sample(s.model, s.params, prompt, 3, out, 20, &how, s.pool, &msg),
-                     0);
+    assert_int_equal(
+        train_model_sample(s.model, kern_real_f32_view(s.params), prompt, 3, out, 20, &how, &msg),
+        0);
     const char *paths[2] = {s.dir, s.root};
     for (int i = 0; i < 2; i++) {
         const char *args[] = {
@@ -217,9 +221,9 @@ static void test_top_p_keeps_the_likeliest_only(void **state)
                                         {.temperature = 2, .seed = 4}};
     int32_t *outs[4] = {greedy, narrow, wide, all};
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(
-            train_model_sample(s.model, s.params, prompt, 1, outs[i], 20, &how[i], s.pool, &msg),
-            0);
+        assert_int_equal(train_model_sample(s.model, kern_real_f32_view(s.params), prompt, 1,
+                                            outs[i], 20, &how[i], &msg),
+                         0);
     }
     assert_memory_equal(greedy, narrow, sizeof greedy);
     assert_memory_equal(wide, all, sizeof all);

@@ -67,9 +67,9 @@ static void whole_init(struct whole *w, const struct bl_job_model *config)
                 (int32_t)(kern_rng_bits(kern_rng_key(5, (uint64_t)m), i) % config->vocab);
         }
         w->targets[m][m] = -1;
-        assert_int_equal(train_model_forward_backward(w->b.model, w->b.params, w->tokens[m],
-                                                      w->targets[m], w->b.grads, m != 0,
-                                                      &w->losses[m], &w->counted[m], NULL, NULL),
+        assert_int_equal(train_model_forward_backward(w->b.model, kern_real_f32_view(w->b.params),
+                                                      w->tokens[m], w->targets[m], w->b.grads,
+                                                      m != 0, &w->losses[m], &w->counted[m], NULL),
                          0);
     }
 }
@@ -118,16 +118,16 @@ static float *copy_of(const float *from, uint64_t elems)
     return to;
 }
 
-static int lend_weights(void *ctx, uint32_t unit, int backward, const float **ret,
+static int lend_weights(void *ctx, uint32_t unit, int backward, const kern_real **ret,
                         struct bl_errmsg *msg)
 {
     struct lender *l = ctx;
     const struct train_hooks plain = train_hooks_plain(&l->plain);
-    const float *from;
+    const kern_real *from;
     lend_none(l);
     assert_int_equal(plain.weights(plain.ctx, unit, backward, &from, msg), 0);
-    l->weights = copy_of(from, l->units[unit].elems);
-    *ret = l->weights;
+    l->weights = copy_of(kern_real_floats_view(from), l->units[unit].elems);
+    *ret = kern_real_f32(l->weights);
     return note(l, backward ? 2 : 1, unit);
 }
 
@@ -202,7 +202,8 @@ static void stage_init(struct cut_run *r, uint32_t s)
                                     .chunks = r->cut.chunks,
                                     .sets = r->cut.sets,
                                     .recompute = r->cut.recompute};
-    assert_int_equal(train_model_new_part(&st->model, config, &part, SEQ_LEN, BATCH, 1, &msg), 0);
+    assert_int_equal(train_model_new_part(&st->model, b->kern, config, &part, SEQ_LEN, BATCH, &msg),
+                     0);
     uint64_t local = train_model_local_elems(st->model);
     st->params = malloc(train_model_buffer_elems(st->model) * sizeof(float));
     st->grads = malloc(train_model_grad_elems(st->model) * sizeof(float));
@@ -210,7 +211,7 @@ static void stage_init(struct cut_run *r, uint32_t s)
     memset(st->grads, 0xff, train_model_grad_elems(st->model) * sizeof(float));
     train_model_init_params(st->model, 7, st->params, 0, local, NULL);
     memcpy(st->params + local, b->params, train_model_copy_elems(st->model) * sizeof(float));
-    st->plain = (struct train_plain){st->model, st->params, st->grads};
+    st->plain = (struct train_plain){st->model, kern_real_f32(st->params), st->grads};
     uint32_t count;
     st->lender = (struct lender){
         .model = st->model, .units = train_model_units(st->model, &count), .plain = st->plain};
@@ -231,10 +232,10 @@ static struct train_flow flow_of(struct cut_run *r, uint32_t v, int micro, uint3
                                .set = set,
                                .tokens = v == 0 ? r->whole->tokens[micro] : NULL,
                                .targets = v == last ? r->whole->targets[micro] : NULL,
-                               .in = v == 0 ? NULL : in,
-                               .out = v == last ? NULL : out,
-                               .dout = v == last ? NULL : out,
-                               .din = v == 0 ? NULL : in,
+                               .in = kern_real_f32(v == 0 ? NULL : in),
+                               .out = kern_real_f32(v == last ? NULL : out),
+                               .dout = kern_real_f32(v == last ? NULL : out),
+                               .din = kern_real_f32(v == 0 ? NULL : in),
                                .add = micro != 0};
 }
 
@@ -242,10 +243,11 @@ static void forward(struct cut_run *r, uint32_t v, int micro, uint32_t set)
 {
     struct stage *st = &r->stages[v % r->cut.pp];
     const struct train_hooks hooks = stage_hooks(r, st);
-    const struct train_flow flow = flow_of(r, v, micro, set);
-    double loss = -1;
+    struct train_flow flow = flow_of(r, v, micro, set);
+    double loss = 0;
     uint64_t tokens = 99;
-    assert_int_equal(train_model_forward(st->model, &flow, &hooks, &loss, &tokens, NULL, NULL), 0);
+    flow.loss = &loss;
+    assert_int_equal(train_model_forward(st->model, &flow, &hooks, &tokens, NULL), 0);
     int last = v + 1 == r->cut.pp * r->cut.chunks;
     double expect = last ? r->whole->losses[micro] : 0;
     assert_memory_equal(&loss, &expect, sizeof loss);
@@ -258,7 +260,7 @@ static void backward(struct cut_run *r, uint32_t v, int micro, uint32_t set)
     const struct train_hooks hooks = stage_hooks(r, st);
     const struct train_flow flow = flow_of(r, v, micro, set);
     st->lender.adds = micro != 0;
-    assert_int_equal(train_model_backward(st->model, &flow, &hooks, NULL, NULL), 0);
+    assert_int_equal(train_model_backward(st->model, &flow, &hooks, NULL), 0);
 }
 
 /* Every unit's gradient is that of the whole model, the tied head's too. */
@@ -422,12 +424,12 @@ static void test_evaluation_between_does_not_disturb_a_waiting_set(void **state)
     for (int m = 0; m < MICROS; m++) {
         const struct train_hooks hooks = stage_hooks(&r, &r.stages[0]);
         struct train_flow flow = flow_of(&r, 0, (m + 1) % MICROS, 1);
-        double loss;
+        double loss = 0;
         uint64_t tokens;
         flow.eval = 1;
+        flow.loss = &loss;
         forward(&r, 0, m, 0);
-        assert_int_equal(
-            train_model_forward(r.stages[0].model, &flow, &hooks, &loss, &tokens, NULL, NULL), 0);
+        assert_int_equal(train_model_forward(r.stages[0].model, &flow, &hooks, &tokens, NULL), 0);
         assert_memory_equal(&loss, &w.losses[(m + 1) % MICROS], sizeof loss);
         backward(&r, 0, m, 0);
     }
@@ -484,15 +486,14 @@ static void test_error_of_any_hook_ends_the_pass(void **state)
     const struct train_flow flow = flow_of(&r, 0, 0, 0);
     const int forward_calls = 2 * 8, backward_calls = 4 * 8;
     for (int at = 1; at <= forward_calls + backward_calls; at++) {
-        double loss = -1;
         uint64_t tokens = 99;
         st->lender.call_count = 0;
         st->lender.fail_at = at;
-        int rc = train_model_forward(st->model, &flow, &hooks, &loss, &tokens, NULL, NULL);
+        int rc = train_model_forward(st->model, &flow, &hooks, &tokens, NULL);
         assert_int_equal(rc, at <= forward_calls ? BL_EABORTED : 0);
-        assert_true((loss == -1 && tokens == 99) == (rc != 0));
+        assert_true((tokens == 99) == (rc != 0));
         if (rc == 0) {
-            rc = train_model_backward(st->model, &flow, &hooks, NULL, NULL);
+            rc = train_model_backward(st->model, &flow, &hooks, NULL);
             assert_int_equal(rc, BL_EABORTED);
         }
         assert_int_equal(st->lender.call_count, at);

@@ -56,7 +56,7 @@ static const float *take(const struct train_model *model, float *params, uint32_
     return from;
 }
 
-static float *load(struct train_model **ret_model, struct kern_pool *pool)
+static float *load(struct train_model **ret_model, struct kern *kern)
 {
     size_t bytes;
     char *data = slurp("stories260K.bin", &bytes);
@@ -73,7 +73,7 @@ static float *load(struct train_model **ret_model, struct kern_pool *pool)
                                   .norm_eps = 1e-5};
     struct bl_errmsg msg = {0};
     uint32_t layers = config.layers;
-    assert_int_equal(train_model_new(ret_model, &config, 64, 1, kern_pool_threads(pool), &msg), 0);
+    assert_int_equal(train_model_new(ret_model, kern, &config, 64, 1, &msg), 0);
     float *params = calloc(train_model_buffer_elems(*ret_model), sizeof *params);
     assert_non_null(params);
     /* llama2.c: embedding, norm1, q, k, v, o, norm2, gate, down, up, final norm. */
@@ -122,15 +122,18 @@ static void test_greedy_text_equals_the_oracle(void **state)
 {
     (void)state;
     struct kern_pool *pool;
+    struct kern *kern;
     struct train_model *model;
     size_t bytes;
     assert_int_equal(kern_pool_new(&pool, 2, NULL), 0);
-    float *params = load(&model, pool);
+    assert_int_equal(kern_cpu_open(&kern, pool, NULL), 0);
+    float *params = load(&model, kern);
     char *tokenizer = slurp("tok512.bin", &bytes),
          *expect = slurp("stories260K.greedy200.txt", &bytes);
     int32_t prompt = BOS, out[STEPS];
     struct train_sample greedy = {0};
-    assert_int_equal(train_model_sample(model, params, &prompt, 1, out, STEPS, &greedy, pool, NULL),
+    assert_int_equal(train_model_sample(model, kern_real_f32_view(params), &prompt, 1, out, STEPS,
+                                        &greedy, NULL),
                      0);
     char text[TEXT_BYTES] = "";
     for (int i = 0; i < STEPS && out[i] != BOS; i++) {
@@ -145,6 +148,7 @@ static void test_greedy_text_equals_the_oracle(void **state)
     free(expect);
     free(params);
     train_model_free(model);
+    kern->ops->close(kern);
     kern_pool_free(pool);
 }
 

@@ -71,6 +71,7 @@ struct tp_case {
 
 /* What a rank found. */
 struct answer {
+    struct kern *kern;
     struct train_model *model;
     float *grads;
     double losses[MICROS], eval;
@@ -105,25 +106,28 @@ static void take_boxes(const struct train_model *model, float *params)
 static int pass(struct answer *ret, struct comm_group *group, const float *params,
                 struct bl_errmsg *msg)
 {
-    struct train_plain plain = {ret->model, params, ret->grads};
+    struct train_plain plain = {ret->model, kern_real_f32_view(params), ret->grads};
     struct train_hooks hooks = train_hooks_plain(&plain);
     uint64_t tokens;
     int rc = 0;
     hooks.tp = group;
     for (int m = 0; rc == 0 && m < MICROS; m++) {
-        struct train_flow flow = {.tokens = g_tokens[m], .targets = g_targets[m], .add = m != 0};
-        rc = train_model_forward(ret->model, &flow, &hooks, &ret->losses[m], &ret->counted[m], NULL,
-                                 msg);
-        rc = rc != 0 ? rc : train_model_backward(ret->model, &flow, &hooks, NULL, msg);
+        struct train_flow flow = {
+            .tokens = g_tokens[m], .targets = g_targets[m], .loss = &ret->losses[m], .add = m != 0};
+        rc = train_model_forward(ret->model, &flow, &hooks, &ret->counted[m], msg);
+        rc = rc != 0 ? rc : train_model_backward(ret->model, &flow, &hooks, msg);
     }
-    struct train_flow flow = {.tokens = g_tokens[0], .targets = g_targets[0], .eval = 1};
-    return rc != 0 ? rc
-                   : train_model_forward(ret->model, &flow, &hooks, &ret->eval, &tokens, NULL, msg);
+    struct train_flow flow = {
+        .tokens = g_tokens[0], .targets = g_targets[0], .loss = &ret->eval, .eval = 1};
+    return rc != 0 ? rc : train_model_forward(ret->model, &flow, &hooks, &tokens, msg);
 }
 
 static int answer_make(struct answer *ret, const struct train_part *part, struct bl_errmsg *msg)
 {
-    int rc = train_model_new_part(&ret->model, g_case.config, part, SEQ_LEN, BATCH, 1, msg);
+    int rc = kern_cpu_open(&ret->kern, NULL, msg); /* each rank its own: they are threads */
+    if (rc == 0) {
+        rc = train_model_new_part(&ret->model, ret->kern, g_case.config, part, SEQ_LEN, BATCH, msg);
+    }
     if (rc == 0) {
         uint64_t bytes = train_model_grad_elems(ret->model) * sizeof(float);
         ret->grads = malloc(bytes);
@@ -135,6 +139,9 @@ static int answer_make(struct answer *ret, const struct train_part *part, struct
 static void answer_close(struct answer *answer)
 {
     train_model_free(answer->model);
+    if (answer->kern != NULL) {
+        answer->kern->ops->close(answer->kern);
+    }
     free(answer->grads);
     memset(answer, 0, sizeof *answer);
 }
@@ -476,12 +483,14 @@ static void test_what_cannot_be_cut_is_refused_with_the_numbers(void **state)
     struct train_model *model = NULL;
     struct bl_errmsg msg = {0};
     part.tp = 3;
-    assert_int_equal(train_model_new_part(&model, &LLAMA_SHARED, &part, SEQ_LEN, 1, 1, &msg),
-                     BL_ECONFIG);
+    assert_int_equal(
+        train_model_new_part(&model, model_bench_kern(), &LLAMA_SHARED, &part, SEQ_LEN, 1, &msg),
+        BL_ECONFIG);
     assert_non_null(strstr(msg.text, "kv_heads 2"));
     part.sequence = 1;
-    assert_int_equal(train_model_new_part(&model, &LLAMA, &part, SEQ_LEN + 1, 1, 1, &msg),
-                     BL_ECONFIG);
+    assert_int_equal(
+        train_model_new_part(&model, model_bench_kern(), &LLAMA, &part, SEQ_LEN + 1, 1, &msg),
+        BL_ECONFIG);
     assert_non_null(strstr(msg.text, "37"));
     assert_null(model);
 }
@@ -499,8 +508,9 @@ static void test_a_slice_alone_neither_passes_nor_samples(void **state)
     assert_int_equal(answer_make(&alone, &part, NULL), 0);
     float *params = calloc(train_model_buffer_elems(alone.model), sizeof *params);
     assert_int_equal(pass(&alone, NULL, params, &msg), -EINVAL);
-    assert_int_equal(
-        train_model_sample(alone.model, params, g_tokens[0], 1, out, 2, &how, NULL, &msg), -EINVAL);
+    assert_int_equal(train_model_sample(alone.model, kern_real_f32_view(params), g_tokens[0], 1,
+                                        out, 2, &how, &msg),
+                     -EINVAL);
     free(params);
     answer_close(&alone);
 }
