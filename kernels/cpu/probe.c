@@ -7,12 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/digest.h"
-#include "kernels/kern.h"
+#include "kernels/probe_input.h"
 
-#define ROWS_MAX   512U
-#define WORK_MAX   (48ULL << 20) /* multiply-adds of one product: about a millisecond */
-#define SMALL      96U           /* width of the small operations */
+#define SMALL      96U /* width of the small operations */
 #define SMALL_ROWS 80U
 #define VOCAB      5003U /* crosses a block of the cross-entropy and ends in a part of a vector */
 
@@ -22,30 +19,9 @@ struct probe {
     float *memory; /* owned */
 };
 
-/* Numbers in [-1, 1) with 23 bits, from a counter. */
-static void fill(float *x, size_t count, uint64_t key)
-{
-    for (size_t i = 0; i < count; i++) {
-        x[i] = (float)(int32_t)(kern_rng_bits(key, i) >> 40) * 0x1.0p-23f - 1.0f;
-    }
-}
-
 static void take(struct probe *probe, const void *data, size_t bytes)
 {
-    probe->digest = bl_mix64(probe->digest ^ bl_xxh3(data, bytes));
-}
-
-/* The part of a product that is tried: fewer rows, then fewer outputs. */
-static struct kern_matmul_shape tried(struct kern_matmul_shape s)
-{
-    s.n = s.n > ROWS_MAX ? ROWS_MAX : s.n;
-    while (s.n > 32 && (uint64_t)s.n * s.i * s.o > WORK_MAX) {
-        s.n /= 2;
-    }
-    while (s.o > 64 && (uint64_t)s.n * s.i * s.o > WORK_MAX) {
-        s.o /= 2;
-    }
-    return s;
+    probe->digest = kern_probe_mix(probe->digest, data, bytes);
 }
 
 static int probe_matmul(struct probe *probe, struct kern_matmul_shape s)
@@ -56,9 +32,9 @@ static int probe_matmul(struct probe *probe, struct kern_matmul_shape s)
         return -ENOMEM;
     }
     float *x = memory, *w = x + nx, *y = w + nw, *dx = y + ny, *dw = dx + nx, *dy = dw + nw;
-    fill(x, nx, 1);
-    fill(w, nw, 2);
-    fill(dy, ny, 3);
+    kern_probe_fill(x, nx, 1);
+    kern_probe_fill(w, nw, 2);
+    kern_probe_fill(dy, ny, 3);
     kern_matmul_forward(probe->pool, y, x, w, s, 0);
     kern_matmul_dx(probe->pool, dx, dy, w, s, 0);
     kern_matmul_dw(probe->pool, dw, dy, x, s, 0);
@@ -75,9 +51,9 @@ static void probe_norm_rope(struct probe *probe)
     size_t count = (size_t)SMALL_ROWS * SMALL;
     float *x = probe->memory, *out = x + count, *dx = out + count, *w = dx + count;
     float *dw = w + SMALL, *rstd = dw + SMALL, *table = rstd + SMALL_ROWS;
-    fill(x, count, 4);
-    fill(w, SMALL, 5);
-    fill(dx, count, 6);
+    kern_probe_fill(x, count, 4);
+    kern_probe_fill(w, SMALL, 5);
+    kern_probe_fill(dx, count, 6);
     kern_rmsnorm_forward(probe->pool, out, rstd, x, w, SMALL_ROWS, SMALL, 1e-5f);
     kern_rmsnorm_backward(probe->pool, dx, dw, out, x, w, rstd, SMALL_ROWS, SMALL, 0);
     const struct kern_rope_scaling scaling = {8.0, 1.0, 4.0, 64};
@@ -94,9 +70,9 @@ static void probe_gpt2(struct probe *probe)
     size_t count = (size_t)SMALL_ROWS * SMALL;
     float *x = probe->memory, *out = x + count, *dx = out + count, *w = dx + count, *b = w + SMALL;
     float *dw = b + SMALL, *db = dw + SMALL, *mean = db + SMALL, *rstd = mean + SMALL_ROWS;
-    fill(x, count, 14);
-    fill(w, 2 * SMALL, 15);
-    fill(dx, count, 16);
+    kern_probe_fill(x, count, 14);
+    kern_probe_fill(w, 2 * SMALL, 15);
+    kern_probe_fill(dx, count, 16);
     kern_position_forward(probe->pool, x, dx, SMALL_ROWS, SMALL, SMALL_ROWS / 2, 1);
     kern_layernorm_forward(probe->pool, out, mean, rstd, x, w, b, SMALL_ROWS, SMALL, 1e-5f);
     kern_layernorm_backward(probe->pool, dx, dw, db, out, x, w, mean, rstd, SMALL_ROWS, SMALL, 0);
@@ -123,9 +99,9 @@ static void probe_attention(struct probe *probe)
     size_t nq = (size_t)SMALL_ROWS * SMALL, nk = nq / 2;
     float *q = probe->memory, *k = q + nq, *v = k + nk, *out = v + nk, *dq = out + nq;
     float *dk = dq + nq, *dv = dk + nk, *stats = dv + nk, *scratch = stats + SMALL_ROWS * 8;
-    fill(q, nq, 7);
-    fill(k, nk, 8);
-    fill(v, nk, 9);
+    kern_probe_fill(q, nq, 7);
+    kern_probe_fill(k, nk, 8);
+    kern_probe_fill(v, nk, 9);
     kern_attention_forward(probe->pool, out, stats, q, k, v, scratch, &shape);
     kern_attention_backward(probe->pool, dq, dk, dv, out, out, stats, q, k, v, scratch, &shape);
     take(probe, out, nq * sizeof(float));
@@ -142,9 +118,9 @@ static void probe_elementwise(struct probe *probe)
     int32_t target = 3;
     uint64_t counted;
     struct kern_adamw_step step;
-    fill(a, count, 10);
-    fill(b, count, 11);
-    fill(e, count, 12);
+    kern_probe_fill(a, count, 10);
+    kern_probe_fill(b, count, 11);
+    kern_probe_fill(e, count, 12);
     kern_swiglu_forward(probe->pool, c, a, b, count);
     kern_swiglu_backward(probe->pool, a, b, e, a, b, count);
     take(probe, c, count * sizeof(float));
@@ -174,7 +150,7 @@ static void probe_slices(struct probe *probe)
     uint64_t counted;
     for (uint32_t slice = 0; slice < 2; slice++) {
         uint32_t lo = slice == 0 ? 0 : CUT, columns = slice == 0 ? CUT : VOCAB - CUT;
-        fill(x, count, 17 + slice);
+        kern_probe_fill(x, count, 17 + slice);
         kern_cross_entropy_top(probe->pool, tops, x, tokens, ROWS, columns);
         kern_cross_entropy_sum(probe->pool, sums, x, tops, tokens, ROWS, lo, columns, 1);
         losses[0] = kern_cross_entropy_finish(probe->pool, x, losses, sums, tokens, ROWS, lo,
@@ -183,7 +159,7 @@ static void probe_slices(struct probe *probe)
         take(probe, x, (size_t)ROWS * columns * sizeof(float));
     }
     float *dweight = x + SMALL_ROWS * SMALL, *out = dweight + SMALL_ROWS * SMALL;
-    fill(x, SMALL_ROWS * SMALL, 19);
+    kern_probe_fill(x, SMALL_ROWS * SMALL, 19);
     kern_embedding_slice_forward(probe->pool, out, tokens, x, 2, SMALL, 10, SMALL_ROWS);
     kern_embedding_slice_backward(probe->pool, dweight, out, tokens, 2, SMALL, 10, SMALL_ROWS, 0);
     take(probe, out, 2 * SMALL * sizeof(float));
@@ -204,7 +180,7 @@ int kern_probe(struct kern_pool *pool, const struct kern_matmul_shape *shapes, u
     struct probe probe = {pool, 0, malloc(elems * sizeof(float))};
     int rc = probe.memory == NULL ? -ENOMEM : 0;
     for (uint32_t i = 0; i < shape_count && rc == 0; i++) {
-        rc = probe_matmul(&probe, tried(shapes[i]));
+        rc = probe_matmul(&probe, kern_probe_shape(shapes[i]));
     }
     if (rc == 0) {
         probe_norm_rope(&probe);

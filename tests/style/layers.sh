@@ -9,7 +9,7 @@ cd "$root"
 # The core is a room inside a room: its longer path is matched first.
 list_sources() {
     find base wire ckpt kernels daemon engine shim trainer tools \
-        \( -name '*.c' -o -name '*.h' -o -name '*.cu' \) 2>/dev/null | sort
+        \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort
 }
 
 mapfile -t sources < <(list_sources)

@@ -16,7 +16,7 @@ is_table() {
     esac
 }
 
-mapfile -t sources < <(style_files '*.c' '*.h' '*.cu' '*.proto' meson.build)
+mapfile -t sources < <(style_files '*.c' '*.h' '*.cu' '*.cuh' '*.proto' meson.build)
 mapfile -t scripts < <(style_scripts)
 for file in "${sources[@]}" "${scripts[@]}"; do
     head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
