@@ -7,11 +7,14 @@
 #define GPUSIM_GPUSIM_SHARED_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 unsigned char *gpusim_shared_take(size_t bytes);
 void gpusim_shared_give(unsigned char *shared, size_t bytes);
-/* The dynamic part, and the static variables of the kernel whose launch is written as `name`. */
-void gpusim_shared_poison(const char *name, unsigned char *shared, size_t bytes);
+/* The static variables of a kernel, whose launch is written as `name`: a handle for poison. */
+uint32_t gpusim_shared_find(const void *kernel, const char *name);
+/* The dynamic part and those. */
+void gpusim_shared_poison(uint32_t kernel, unsigned char *shared, size_t bytes);
 bool gpusim_shared_is_whole(const unsigned char *shared, size_t bytes);
 
 #endif

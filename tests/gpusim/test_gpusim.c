@@ -292,6 +292,24 @@ static void test_gpusim_race_has_other_bits_in_another_order(void **state)
     cudaFree(next);
 }
 
+static void test_gpusim_shared_memory_left_by_another_block_is_a_nan(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 3 };
+    float *out = device(BLOCKS * 64 * sizeof *out);
+    self_static(out, BLOCKS, 1, NULL);
+    finish();
+    for (int i = 0; i < BLOCKS * 64; i++) {
+        assert_true(out[i] == 1);
+    }
+    self_static(out, BLOCKS, 0, NULL);
+    finish();
+    for (int i = 0; i < BLOCKS * 64; i++) {
+        assert_true(isnan(out[i]));
+    }
+    cudaFree(out);
+}
+
 static void test_gpusim_unwritten_device_memory_is_a_nan(void **state)
 {
     (void)state;
@@ -350,6 +368,7 @@ int main(void)
         cmocka_unit_test(test_gpusim_bf16_rounds_to_nearest_even),
         cmocka_unit_test(test_gpusim_missing_barrier_shows_in_some_order),
         cmocka_unit_test(test_gpusim_race_has_other_bits_in_another_order),
+        cmocka_unit_test(test_gpusim_shared_memory_left_by_another_block_is_a_nan),
         cmocka_unit_test(test_gpusim_unwritten_device_memory_is_a_nan),
         cmocka_unit_test(test_gpusim_impossible_launches_are_refused),
         cmocka_unit_test(test_gpusim_speed_is_told),
