@@ -16,9 +16,6 @@ __global__ void __launch_bounds__(KERN_THREADS)
 {
     __shared__ double batch[BATCH];
     double sum = 0.0;
-    if (threadIdx.x == 0 && add) {
-        sum = *total;
-    }
     for (uint64_t first = 0; first < n; first += BATCH) {
         uint32_t here = n - first < BATCH ? (uint32_t)(n - first) : BATCH;
         for (uint32_t i = threadIdx.x; i < here; i += KERN_THREADS) {
@@ -34,7 +31,7 @@ __global__ void __launch_bounds__(KERN_THREADS)
         __syncthreads();
     }
     if (threadIdx.x == 0) {
-        *total = sum;
+        *total = (add ? *total : 0.0) + sum;
     }
 }
 
