@@ -128,7 +128,8 @@ static int subject_open(struct dry_subject *s, struct bl_errmsg *msg)
                                   .chunks = s->dry->chunks,
                                   .sets = s->dry->schedules[load * s->grid.pp + s->grid.p].sets,
                                   .recompute = job->train.recompute,
-                                  .sequence = job->sequence};
+                                  .sequence = job->sequence,
+                                  .head_chunk = job->train.head_chunk};
     int rc = train_model_new_table(&s->table, &job->model, &s->part, job->train.seq_len,
                                    job->train.micro_batch, msg);
     if (rc == 0) {
@@ -226,7 +227,9 @@ static uint64_t tp_bytes(const struct dry_subject *s)
     uint64_t micro = layers * passes * sum;
     int is_first = s->grid.p == 0, is_last = s->grid.p + 1 == s->grid.pp;
     micro += is_first ? sum : 0;
-    micro += is_last ? sum + 3 * (tp - 1) * s->tokens * sizeof(float) : 0;
+    /* Largest logits and two sums of a row; again when chunks of them are made again. */
+    uint64_t row = (tp - 1) * (sizeof(float) + 2 * sizeof(double));
+    micro += is_last ? sum + (train_dry_has_chunks(job) ? 2 : 1) * row * s->tokens : 0;
     alike_elems(s, &out);
     return s->micros * micro + out * sizeof(float);
 }

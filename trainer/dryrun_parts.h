@@ -33,6 +33,9 @@ struct train_dry {
     uint8_t *has_class;
 };
 
+/* Whether the head's logits are made chunk by chunk, and again in backward. */
+int train_dry_has_chunks(const struct bl_job *job);
+
 /* BL_ECONFIG, with the nearest layouts that work, for one that does not. */
 BL_MUST_CHECK int train_dry_check_layout(const struct bl_job *job, struct bl_errmsg *msg);
 

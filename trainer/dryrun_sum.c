@@ -84,6 +84,12 @@ static uint64_t *module_of(struct train_dry_model *m, const char *name)
     return &m->head;
 }
 
+int train_dry_has_chunks(const struct bl_job *job)
+{
+    uint64_t rows = (uint64_t)job->train.micro_batch * job->train.seq_len;
+    return job->train.head_chunk != 0 && job->train.head_chunk < rows;
+}
+
 int train_dry_model(struct train_dry_model *ret, const struct bl_job *job, struct bl_errmsg *msg)
 {
     const struct bl_job_model *c = &job->model;
@@ -109,6 +115,7 @@ int train_dry_model(struct train_dry_model *ret, const struct bl_job *job, struc
     double layers = c->layers * (dim * (2 * dim + 2 * kv) + mlp + dim * job->train.seq_len);
     m.flops = 6 * (layers + dim * c->vocab);
     m.flops_again = job->train.recompute == BL_RECOMPUTE_FULL ? 2 * layers : 0;
+    m.flops_again += train_dry_has_chunks(job) ? 2 * dim * c->vocab : 0;
     *ret = m;
     return 0;
 }

@@ -14,8 +14,8 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
     int rc = kern_start(msg);
     if (rc == 0) {
         rc = train_model_probe(rank->kern, &rank->job->model, rank->job->tp,
-                               rank->job->train.seq_len, rank->job->train.micro_batch, &ret->probe,
-                               msg);
+                               rank->job->train.seq_len, rank->job->train.micro_batch,
+                               rank->job->train.head_chunk, &ret->probe, msg);
     }
     if (rc != 0) {
         return rc;

@@ -154,9 +154,9 @@ static void lay_out_tp(struct train_model *model, struct model_arena *arena)
 
 static void lay_out_head(struct train_model *model, struct model_arena *arena)
 {
-    uint64_t n = model->rows, parts = model->part.tp > 1 ? model->part.tp * n : 0;
+    uint64_t n = model->head_rows, parts = model->part.tp > 1 ? model->part.tp * n : 0;
     model->logits = model_take_real(arena, n * model->vocab);
-    model->losses = model_take_f64(arena, n);
+    model->losses = model_take_f64(arena, model->rows);
     model->loss = model_take_f64(arena, 1);
     model->tops = model_take_f32(arena, parts);
     model->sums = model_take_f64(arena, 2 * parts);

@@ -75,6 +75,9 @@ struct train_part {
     uint32_t sets;        /* forward passes that may wait for their backward */
     uint32_t recompute;   /* enum bl_recompute: what backward makes again instead of keeping */
     uint32_t sequence;    /* tp > 1: between the products the stream is cut by rows */
+    uint32_t head_chunk;  /* rows of logits at a time; 0, or more than there are: all. With several
+                             chunks backward makes them again, and the head's gradient adds over
+                             them in order: part of the function */
 };
 #define TRAIN_PART_WHOLE ((struct train_part){.tp = 1, .pp = 1, .chunks = 1, .sets = 1})
 
@@ -113,7 +116,7 @@ struct train_model; /* configuration, tensor table and activations; trainer/mode
 struct train_memory {
     uint64_t set;     /* activations of one set */
     uint64_t sets;    /* all of them */
-    uint64_t logits;  /* with their gradient; on the last stage */
+    uint64_t logits;  /* of a chunk, with their gradient; on the last stage */
     uint64_t scratch; /* of a pass, shared by all sets */
     uint64_t total;   /* sets, logits, scratch */
     uint64_t host;    /* lists of what tensor parallel ranks exchange */
@@ -290,6 +293,7 @@ BL_MUST_CHECK int train_model_sample(const struct train_model *model, const kern
  * number for each of them. Errors as train_model_new_part. */
 BL_MUST_CHECK int train_model_probe(struct kern *kern, const struct bl_job_model *config,
                                     uint32_t tp, uint32_t seq_len, uint32_t micro_batch,
-                                    uint64_t *ret_digest, struct bl_errmsg *msg);
+                                    uint32_t head_chunk, uint64_t *ret_digest,
+                                    struct bl_errmsg *msg);
 
 #endif

@@ -7,22 +7,30 @@
 #include "trainer/model_internal.h"
 #include "trainer/model_tp.h"
 
-/* The head: of its weight, and of the norm's output into model->dnorm. The gradient of the logits
- * is there unless another set used their memory since. */
+/* The head, chunk by chunk: of its weight, and of the norm's output into model->dnorm. The gradient
+ * of the logits is there if one chunk has all rows, unless another set used its memory since. */
 static int head_backward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     struct kern *k = p->kern;
-    struct kern_matmul_shape shape = {m->rows, m->config.dim, m->vocab};
-    uint64_t at = model_head_in_unit(m);
-    int rc = m->logits_set != p->flow->set ? model_head_forward(p, at, 1, msg) : 0;
-    if (rc != 0) {
-        return rc;
+    uint64_t at = model_head_in_unit(m), dim = m->config.dim;
+    int rc = 0;
+    for (uint32_t first = 0; rc == 0 && first < m->rows; first += m->head_rows) {
+        uint32_t n = model_head_chunk(m, first);
+        struct kern_matmul_shape shape = {n, m->config.dim, m->vocab};
+        if (m->logits_set != p->flow->set) {
+            rc = model_head_forward(p, first, n, 1, msg);
+        }
+        if (rc == 0) {
+            k->ops->matmul_dw(k, p->grads + at, m->logits,
+                              kern_real_view(k, p->set->norm, first * dim), shape,
+                              p->add || first != 0);
+            k->ops->matmul_dx(k, kern_real_at(k, m->dnorm, first * dim), m->logits,
+                              kern_real_view(k, p->weights, at), shape, 0);
+        }
     }
-    k->ops->matmul_dw(k, p->grads + at, m->logits, p->set->norm, shape, p->add);
-    k->ops->matmul_dx(k, m->dnorm, m->logits, kern_real_view(k, p->weights, at), shape, 0);
     m->logits_set = MODEL_NO_SET;
-    return 0;
+    return rc;
 }
 
 /* The final norm: the stream's gradient begins here. */

@@ -83,15 +83,22 @@ static int norm_forward(const struct model_pass *p, struct bl_errmsg *msg)
     return model_tp_gather(p, set->norm, msg);
 }
 
-int model_head_forward(const struct model_pass *p, uint64_t weight_at, int backward,
+uint32_t model_head_chunk(const struct train_model *model, uint32_t first)
+{
+    uint32_t left = model->rows - first;
+    return left < model->head_rows ? left : model->head_rows;
+}
+
+int model_head_forward(const struct model_pass *p, uint32_t first, uint32_t n, int backward,
                        struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
     struct kern *k = p->kern;
-    k->ops->matmul_forward(k, m->logits, p->set->norm, kern_real_view(k, p->weights, weight_at),
-                           NULL, (struct kern_matmul_shape){m->rows, m->config.dim, m->vocab});
-    m->logits_set = backward ? p->flow->set : MODEL_NO_SET;
-    return model_tp_cross_entropy(p, backward, msg);
+    const kern_real *norm = kern_real_view(k, p->set->norm, (uint64_t)first * m->config.dim);
+    k->ops->matmul_forward(k, m->logits, norm, kern_real_view(k, p->weights, model_head_in_unit(m)),
+                           NULL, (struct kern_matmul_shape){n, m->config.dim, m->vocab});
+    m->logits_set = backward && n == m->rows ? p->flow->set : MODEL_NO_SET;
+    return model_tp_cross_entropy(p, first, n, backward, msg);
 }
 
 uint64_t model_head_in_unit(const struct train_model *model)
@@ -99,11 +106,14 @@ uint64_t model_head_in_unit(const struct train_model *model)
     return model->config.tied ? 0 : model_in_unit(model, &model->tensors[model->tensor_count - 1]);
 }
 
-/* The head, and the loss. */
+/* The head, and the loss: with the logits' gradient where there is room for all of them. */
 static int head_forward(const struct model_pass *p, struct bl_errmsg *msg)
 {
     struct train_model *m = p->model;
-    int rc = model_head_forward(p, model_head_in_unit(m), !p->flow->eval, msg);
+    int backward = !p->flow->eval && m->head_rows == m->rows, rc = 0;
+    for (uint32_t first = 0; rc == 0 && first < m->rows; first += m->head_rows) {
+        rc = model_head_forward(p, first, model_head_chunk(m, first), backward, msg);
+    }
     if (rc == 0 && p->flow->loss != NULL) {
         p->kern->ops->loss_total(p->kern, p->flow->loss, m->losses, m->rows, 1);
     }

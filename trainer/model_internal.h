@@ -112,6 +112,7 @@ struct train_model {
     uint32_t seq_len, micro_batch;
     uint32_t rows;        /* N */
     uint32_t stream_rows; /* of the residual stream on this tp rank: N, or N / tp with sequence */
+    uint32_t head_rows;   /* of a chunk of logits: N, or part.head_chunk */
     uint32_t head_dim;    /* D */
     /* Of this tp rank: */
     struct model_span span[MODEL_SPANS];
@@ -140,8 +141,8 @@ struct train_model {
     struct model_layer_acts
         *layers;                   /* [part.sets * set_layers], owned: views of these are in sets */
     float *rope;                   /* [T, 2, D/2] */
-    kern_real *logits;             /* [N,V], then their gradient */
-    uint32_t logits_set;           /* whose gradient that is; MODEL_NO_SET */
+    kern_real *logits;             /* [head rows,V], then their gradient */
+    uint32_t logits_set;           /* whose gradient that is, of all rows; MODEL_NO_SET */
     double *losses;                /* [N] */
     double *loss;                  /* [1]: of the calls that return it */
     void *scratch;                 /* attention, norms and biases */
@@ -152,8 +153,8 @@ struct train_model {
     kern_real *whole;           /* sequence: [N,C] all rows of a part of the stream */
     float *norm_parts;          /* sequence: [2,C] */
     kern_real *shared;          /* what the sharers of a kv head have of a slice of dk or dv */
-    float *tops;                /* [tp,N] */
-    double *sums;               /* [tp,N,2] */
+    float *tops;                /* [tp,head rows] */
+    double *sums;               /* [tp,head rows,2] */
     uint64_t *tp_bounds;        /* [tp + 1], owned, host */
     struct comm_part *tp_parts; /* [2,tp], owned, host */
 };
@@ -257,10 +258,13 @@ BL_MUST_CHECK int model_layer_forward(const struct model_pass *p, const struct m
 BL_MUST_CHECK int model_layer_backward(const struct model_pass *p, const struct model_layer_acts *a,
                                        struct bl_errmsg *msg);
 
-/* The head's product and the losses, whose unit is in work: set->norm to model->logits, or to their
- * gradient if `backward`, and to model->losses. */
-BL_MUST_CHECK int model_head_forward(const struct model_pass *p, uint64_t weight_at, int backward,
-                                     struct bl_errmsg *msg);
+/* The head's product and the losses of rows [first, first + n), n at most model->head_rows, whose
+ * unit is in work: set->norm to model->logits, or to their gradient if `backward`, and to
+ * model->losses. */
+BL_MUST_CHECK int model_head_forward(const struct model_pass *p, uint32_t first, uint32_t n,
+                                     int backward, struct bl_errmsg *msg);
+/* Rows of the chunk that begins at `first`. */
+uint32_t model_head_chunk(const struct train_model *model, uint32_t first);
 /* Where the head's weights are in the unit in work. */
 uint64_t model_head_in_unit(const struct train_model *model);
 

@@ -231,6 +231,8 @@ static int check_part(struct train_model *model, struct bl_errmsg *msg)
                       "layout.tp %u",
                       model->rows, p->tp);
     }
+    model->head_rows =
+        p->head_chunk != 0 && p->head_chunk < model->rows ? p->head_chunk : model->rows;
     model->stream_rows = p->sequence ? model->rows / p->tp : model->rows;
     return 0;
 }

@@ -7,9 +7,9 @@
 
 #include "trainer/model_internal.h"
 
-/* A dimension is cut into slices of two sizes at most, so two shapes for each matrix of a layer and
- * the head. */
-#define PROBE_SHAPES_MAX (2 * (MODEL_LAYER_TENSORS + 1))
+/* A dimension is cut into slices of two sizes at most, so two shapes for each matrix of a layer,
+ * and of the head's chunks of rows, of which the last may be shorter. */
+#define PROBE_SHAPES_MAX (2 * (MODEL_LAYER_TENSORS + 2))
 
 struct probe_shapes {
     struct kern_matmul_shape at[PROBE_SHAPES_MAX];
@@ -36,7 +36,12 @@ static void add_shapes(struct probe_shapes *shapes, const struct train_model *mo
                                                          model_tensor_width(t, 0)});
         }
     }
-    add_shape(shapes, (struct kern_matmul_shape){rows, model->config.dim, model->vocab});
+    uint32_t chunk = rows < model->head_rows ? rows : model->head_rows;
+    add_shape(shapes, (struct kern_matmul_shape){chunk, model->config.dim, model->vocab});
+    if (rows % chunk != 0) {
+        add_shape(shapes,
+                  (struct kern_matmul_shape){rows % chunk, model->config.dim, model->vocab});
+    }
 }
 
 int model_plan_products(const struct train_model *model, uint32_t rows, struct bl_errmsg *msg)
@@ -47,8 +52,8 @@ int model_plan_products(const struct train_model *model, uint32_t rows, struct b
 }
 
 int train_model_probe(struct kern *kern, const struct bl_job_model *config, uint32_t tp,
-                      uint32_t seq_len, uint32_t micro_batch, uint64_t *ret_digest,
-                      struct bl_errmsg *msg)
+                      uint32_t seq_len, uint32_t micro_batch, uint32_t head_chunk,
+                      uint64_t *ret_digest, struct bl_errmsg *msg)
 {
     struct probe_shapes shapes = {.count = 0};
     struct train_part part = TRAIN_PART_WHOLE;
@@ -56,6 +61,7 @@ int train_model_probe(struct kern *kern, const struct bl_job_model *config, uint
     int rc = 0;
     one_layer.layers = 1; /* they are alike */
     part.tp = tp;
+    part.head_chunk = head_chunk;
     for (part.tp_rank = 0; rc == 0 && (part.tp_rank == 0 || part.tp_rank < tp); part.tp_rank++) {
         struct train_model *model = NULL;
         rc = train_model_new_table(&model, &one_layer, &part, seq_len, micro_batch, msg);

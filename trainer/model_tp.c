@@ -176,27 +176,29 @@ static int gather_equal(const struct model_pass *p, void *all, uint64_t bytes,
     return comm_group_allgather(p->hooks->tp, all, m->tp_bounds, msg);
 }
 
-int model_tp_cross_entropy(const struct model_pass *p, int backward, struct bl_errmsg *msg)
+int model_tp_cross_entropy(const struct model_pass *p, uint32_t first, uint32_t n, int backward,
+                           struct bl_errmsg *msg)
 {
     const struct train_model *m = p->model;
     const struct kern_tokens *targets = &p->set->targets;
     struct kern *k = p->kern;
-    uint32_t n = m->rows, tp = m->part.tp, me = m->part.tp_rank, lo = m->span[MODEL_SPAN_VOCAB].lo;
+    double *losses = m->losses + first;
+    uint32_t tp = m->part.tp, me = m->part.tp_rank, lo = m->span[MODEL_SPAN_VOCAB].lo;
     if (tp == 1) {
-        k->ops->cross_entropy(k, m->logits, m->losses, targets, 0, n, m->vocab, backward);
+        k->ops->cross_entropy(k, m->logits, losses, targets, first, n, m->vocab, backward);
         return 0;
     }
-    k->ops->cross_entropy_top(k, m->tops + (size_t)me * n, m->logits, targets, 0, n, m->vocab);
+    k->ops->cross_entropy_top(k, m->tops + (size_t)me * n, m->logits, targets, first, n, m->vocab);
     int rc = gather_equal(p, m->tops, n * sizeof *m->tops, msg);
     if (rc == 0) {
         k->ops->tops_merge(k, m->tops, m->tops, tp, n);
-        k->ops->cross_entropy_sum(k, m->sums + 2 * (size_t)me * n, m->logits, m->tops, targets, 0,
-                                  n, lo, m->vocab, backward);
+        k->ops->cross_entropy_sum(k, m->sums + 2 * (size_t)me * n, m->logits, m->tops, targets,
+                                  first, n, lo, m->vocab, backward);
         rc = gather_equal(p, m->sums, 2ULL * n * sizeof *m->sums, msg);
     }
     if (rc == 0) {
         k->ops->sums_merge(k, m->sums, m->sums, tp, 2 * n);
-        k->ops->cross_entropy_finish(k, m->logits, m->losses, m->tops, m->sums, targets, 0, n, lo,
+        k->ops->cross_entropy_finish(k, m->logits, losses, m->tops, m->sums, targets, first, n, lo,
                                      m->vocab, backward);
     }
     return rc;

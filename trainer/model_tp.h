@@ -53,8 +53,9 @@ BL_MUST_CHECK int model_tp_sum_shared(const struct model_pass *p, struct bl_errm
 BL_MUST_CHECK int model_tp_norm_grads(const struct model_pass *p, float *dweight, float *dbias,
                                       float *parts, struct bl_errmsg *msg);
 
-/* Cross-entropy over the columns of all ranks: every rank gets the losses, in model->losses. */
-BL_MUST_CHECK int model_tp_cross_entropy(const struct model_pass *p, int backward,
-                                         struct bl_errmsg *msg);
+/* Cross-entropy of rows [first, first + n), whose logits are model->logits, over the columns of all
+ * ranks: every rank gets the losses, at their place in model->losses. */
+BL_MUST_CHECK int model_tp_cross_entropy(const struct model_pass *p, uint32_t first, uint32_t n,
+                                         int backward, struct bl_errmsg *msg);
 
 #endif

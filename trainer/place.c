@@ -20,9 +20,6 @@ static int check_built(const struct bl_job *job, struct bl_errmsg *msg)
     if (strcmp(job->backend, "cuda") == 0 || job->train.precision == BL_PRECISION_BF16) {
         return bl_err(msg, BL_ENOTBUILT, "this trainer has backend cpu only, in fp32");
     }
-    if (job->train.head_chunk != 0) {
-        return bl_err(msg, BL_ENOTBUILT, "this trainer has train.head_chunk 0 only");
-    }
     return 0;
 }
 
@@ -170,7 +167,8 @@ static int place_pipeline(struct train_rank *rank, struct train_part *part, stru
                                 .chunks = chunks,
                                 .sets = rank->pipeline.sets,
                                 .recompute = job->train.recompute,
-                                .sequence = job->sequence};
+                                .sequence = job->sequence,
+                                .head_chunk = job->train.head_chunk};
     return rc;
 }
 

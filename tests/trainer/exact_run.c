@@ -80,6 +80,7 @@ static void run_layout(struct train_bench *bench, const struct exact_layout *l,
     job->zero = l->zero;
     job->sequence = l->sequence;
     job->train.recompute = l->recompute;
+    job->train.head_chunk = l->head_chunk;
     const struct train_alone how = {.job = job,
                                     .ranks = l->dp * l->pp * job->tp,
                                     .threads = l->threads,

@@ -13,6 +13,7 @@ struct exact_layout {
     int nodes; /* 0: all share memory; else they play so many, with TCP between them */
     uint32_t pp, interleave, zero, recompute;
     uint32_t tp, sequence; /* 0: 1 */
+    uint32_t head_chunk;
 };
 
 /* A GPT-2 and a Llama of five layers, with tied heads; views of static memory. */

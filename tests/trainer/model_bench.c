@@ -61,6 +61,15 @@ void model_bench_init(struct model_bench *b, const struct bl_job_model *config, 
     }
 }
 
+void model_bench_chunk(struct model_bench *b, uint32_t seq_len, uint32_t batch, uint32_t head_chunk)
+{
+    struct train_part part = TRAIN_PART_WHOLE;
+    part.head_chunk = head_chunk;
+    train_model_free(b->model);
+    assert_int_equal(
+        train_model_new_part(&b->model, b->kern, b->config, &part, seq_len, batch, NULL), 0);
+}
+
 void model_bench_close(struct model_bench *b)
 {
     train_model_free(b->model);

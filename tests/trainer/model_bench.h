@@ -27,6 +27,9 @@ struct model_bench {
 void model_bench_init(struct model_bench *b, const struct bl_job_model *config, uint32_t seq_len,
                       uint32_t batch, uint32_t threads);
 void model_bench_close(struct model_bench *b);
+/* Another model in its place, which makes logits so many rows at a time. */
+void model_bench_chunk(struct model_bench *b, uint32_t seq_len, uint32_t batch,
+                       uint32_t head_chunk);
 /* A back end on the caller's thread, for tests of one thread; never closed. */
 struct kern *model_bench_kern(void);
 /* One train_model_forward_backward; returns the loss sum. */

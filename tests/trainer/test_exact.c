@@ -100,6 +100,17 @@ static void test_recomputation_changes_no_bit(void **state)
     exact_compare(exact_llama(), 4, 0, 2, layouts, COUNT_OF(layouts));
 }
 
+/* Of 16 rows of logits five at a time; stages have several sets, which share them. */
+static void test_logits_in_chunks_give_one_digest_for_all_ranks(void **state)
+{
+    (void)state;
+    static const struct exact_layout layouts[] = {
+        {.dp = 1, .threads = 1, .pp = 1, .interleave = 1, .zero = 1, .head_chunk = 5},
+        {.dp = 2, .threads = 2, .pp = 2, .interleave = 1, .zero = 1, .head_chunk = 5},
+        {.dp = 3, .threads = 1, .pp = 1, .interleave = 1, .zero = 3, .head_chunk = 5}};
+    exact_compare(exact_llama(), 4, 0, 2, layouts, COUNT_OF(layouts));
+}
+
 static void test_another_seed_gives_another_digest(void **state)
 {
     (void)state;
@@ -125,6 +136,7 @@ int main(void)
         cmocka_unit_test(test_stages_and_zero_0_give_the_digest_of_one_rank),
         cmocka_unit_test(test_zero_2_and_3_give_the_digest_of_one_rank),
         cmocka_unit_test(test_recomputation_changes_no_bit),
+        cmocka_unit_test(test_logits_in_chunks_give_one_digest_for_all_ranks),
         cmocka_unit_test(test_another_seed_gives_another_digest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -62,12 +62,23 @@ static void test_three_uneven_slices_give_one_digest(void **state)
     exact_compare(exact_gpt2(), 2, 0, 2, three, COUNT_OF(three));
 }
 
+/* Seven rows of logits at a time, each chunk exchanged. */
+static void test_slices_with_logits_in_chunks_give_one_digest(void **state)
+{
+    (void)state;
+    static const struct exact_layout layouts[] = {
+        {.tp = 2, .dp = 1, .threads = 1, .pp = 1, .interleave = 1, .zero = 1, .head_chunk = 7},
+        {.tp = 2, .dp = 2, .threads = 1, .pp = 2, .interleave = 1, .zero = 1, .head_chunk = 7}};
+    exact_compare(exact_llama(), 2, 0, 2, layouts, COUNT_OF(layouts));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_slices_give_one_digest_over_dp_pp_and_zero),
         cmocka_unit_test(test_four_sequence_parallel_ranks_that_share_heads_give_one_digest),
         cmocka_unit_test(test_three_uneven_slices_give_one_digest),
+        cmocka_unit_test(test_slices_with_logits_in_chunks_give_one_digest),
     };
     return cmocka_run_group_tests_name("trainer/exact_tp", tests, NULL, NULL);
 }

@@ -79,11 +79,12 @@ static void check_faults_are_seen(const struct ref_model *right, const double *p
     }
 }
 
-static void check_gradient(const struct bl_job_model *config)
+static void check_gradient(const struct bl_job_model *config, uint32_t head_chunk)
 {
     const uint32_t seq_len = 7, batch = 2;
     struct model_bench b;
     model_bench_init(&b, config, seq_len, batch, 2);
+    model_bench_chunk(&b, seq_len, batch, head_chunk);
     roughen(&b);
     b.targets[3] = -1;
     struct ref_model ref = {.config = *config, .seq_len = seq_len, .batch = batch};
@@ -137,7 +138,7 @@ static void check_gradient(const struct bl_job_model *config)
 static void test_gradient_equals_differences_untied(void **state)
 {
     (void)state;
-    check_gradient(&TINY);
+    check_gradient(&TINY, 0);
 }
 
 static void test_gradient_equals_differences_tied(void **state)
@@ -146,7 +147,7 @@ static void test_gradient_equals_differences_tied(void **state)
     struct bl_job_model tied = TINY;
     tied.tied = 1;
     tied.kv_heads = 1;
-    check_gradient(&tied);
+    check_gradient(&tied, 0);
 }
 
 /* Wavelengths of theta 100 over 4 dimensions: 6.3 and 63; a context of 12 stretches both ways. */
@@ -158,7 +159,7 @@ static void test_gradient_equals_differences_stretched_positions(void **state)
     stretched.rope_low = 1;
     stretched.rope_high = 4;
     stretched.rope_context = 12;
-    check_gradient(&stretched);
+    check_gradient(&stretched, 0);
 }
 
 static const struct bl_job_model TINY_GPT2 = {.arch = BL_ARCH_GPT2,
@@ -177,7 +178,7 @@ static const struct bl_job_model TINY_GPT2 = {.arch = BL_ARCH_GPT2,
 static void test_gradient_equals_differences_gpt2(void **state)
 {
     (void)state;
-    check_gradient(&TINY_GPT2);
+    check_gradient(&TINY_GPT2, 0);
 }
 
 static void test_gradient_equals_differences_gpt2_untied_without_biases(void **state)
@@ -187,7 +188,14 @@ static void test_gradient_equals_differences_gpt2_untied_without_biases(void **s
     bare.tied = 0;
     bare.bias = 0;
     bare.context = 7;
-    check_gradient(&bare);
+    check_gradient(&bare, 0);
+}
+
+/* Five, five and four rows of logits. */
+static void test_gradient_equals_differences_with_logits_in_chunks(void **state)
+{
+    (void)state;
+    check_gradient(&TINY_GPT2, 5);
 }
 
 /* ---- bits ---- */
@@ -212,12 +220,13 @@ static void test_probe_is_the_same_with_any_thread_count(void **state)
     assert_int_equal(kern_pool_new(&pool, 3, NULL), 0);
     assert_int_equal(kern_cpu_open(&three, pool, NULL), 0);
     for (uint32_t tp = 1; tp <= 2; tp++) { /* over 2 ranks the slices differ: 1 and 2 kv heads */
-        assert_int_equal(train_model_probe(one, &MODEL_SMALL, tp, 64, 2, &digest[tp - 1], NULL), 0);
-        assert_int_equal(train_model_probe(three, &MODEL_SMALL, tp, 64, 2, &again, NULL), 0);
+        assert_int_equal(train_model_probe(one, &MODEL_SMALL, tp, 64, 2, 0, &digest[tp - 1], NULL),
+                         0);
+        assert_int_equal(train_model_probe(three, &MODEL_SMALL, tp, 64, 2, 0, &again, NULL), 0);
         assert_int_equal(digest[tp - 1], again);
     }
     assert_true(digest[0] != 0 && digest[0] != digest[1]);
-    assert_int_equal(train_model_probe(three, &MODEL_SMALL, 4, 64, 2, &again, NULL), BL_ECONFIG);
+    assert_int_equal(train_model_probe(three, &MODEL_SMALL, 4, 64, 2, 0, &again, NULL), BL_ECONFIG);
     three->ops->close(three);
     kern_pool_free(pool);
 }
@@ -237,6 +246,47 @@ static void test_eval_gives_the_bits_of_training_loss(void **state)
     assert_memory_equal(&eval, &loss, sizeof loss);
     assert_int_equal(tokens, eval_tokens);
     assert_true(fabs(loss / (double)tokens - log(517)) < 0.1);
+    model_bench_close(&b);
+}
+
+/* The first micro-batch's NaN is overwritten and the second is added, in every chunk; losses of
+ * training and evaluation are the same; one chunk of all rows changes nothing; memory is that of a
+ * chunk. */
+static void test_logits_in_chunks_give_losses_and_gradients_of_all_at_once(void **state)
+{
+    (void)state;
+    struct model_bench b;
+    struct train_memory all, some;
+    struct train_part part = TRAIN_PART_WHOLE;
+    uint64_t tokens;
+    double eval;
+    model_bench_init(&b, &MODEL_SMALL, 20, 2, 2);
+    double loss = model_bench_pass(&b, 0, &tokens) + model_bench_pass(&b, 1, &tokens);
+    float *want = malloc(b.grad_elems * sizeof *want);
+    assert_non_null(want);
+    memcpy(want, b.grads, b.grad_elems * sizeof *want);
+    static const uint32_t chunks[] = {1000, 40, 39, 20, 7, 1};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        memset(b.grads, 0xff, b.grad_elems * sizeof(float));
+        model_bench_chunk(&b, 20, 2, chunks[i]);
+        double first = model_bench_pass(&b, 0, &tokens), got = first;
+        got += model_bench_pass(&b, 1, &tokens);
+        assert_true(fabs(got - loss) <= 1e-6 * loss);
+        assert_true(chunks[i] < 40 || memcmp(b.grads, want, b.grad_elems * sizeof *want) == 0);
+        for (uint64_t k = 0; k < b.grad_elems; k++) {
+            assert_true(fabsf(b.grads[k] - want[k]) <= 1e-4f * fabsf(want[k]) + 1e-4f);
+        }
+        assert_int_equal(train_model_eval(b.model, kern_real_f32_view(b.params), b.tokens,
+                                          b.targets, &eval, &tokens, NULL),
+                         0);
+        assert_memory_equal(&eval, &first, sizeof eval);
+    }
+    assert_int_equal(train_model_memory(&all, b.kern, &MODEL_SMALL, &part, 20, 2, NULL), 0);
+    part.head_chunk = 8;
+    assert_int_equal(train_model_memory(&some, b.kern, &MODEL_SMALL, &part, 20, 2, NULL), 0);
+    assert_int_equal(all.logits - some.logits, 4 * (40 - 8) * 517);
+    assert_int_equal(all.total - some.total, all.logits - some.logits);
+    free(want);
     model_bench_close(&b);
 }
 
@@ -439,6 +489,8 @@ int main(void)
         cmocka_unit_test(test_bits_are_the_same_with_any_thread_count),
         cmocka_unit_test(test_probe_is_the_same_with_any_thread_count),
         cmocka_unit_test(test_eval_gives_the_bits_of_training_loss),
+        cmocka_unit_test(test_gradient_equals_differences_with_logits_in_chunks),
+        cmocka_unit_test(test_logits_in_chunks_give_losses_and_gradients_of_all_at_once),
         cmocka_unit_test(test_gradient_doubles_when_a_micro_batch_is_added_twice),
         cmocka_unit_test(test_initial_weights_of_a_range_equal_the_whole),
         cmocka_unit_test(test_tensors_start_on_blocks_and_gaps_hold_zeros),

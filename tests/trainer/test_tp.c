@@ -66,7 +66,7 @@ static const struct bl_job_model GPT2_PLAIN = {.arch = BL_ARCH_GPT2,
 
 struct tp_case {
     const struct bl_job_model *config;
-    uint32_t tp, sequence, recompute;
+    uint32_t tp, sequence, recompute, head_chunk;
 };
 
 /* What a rank found. */
@@ -156,6 +156,7 @@ static int rank_body(struct world *w, uint32_t rank)
     part.tp_rank = rank;
     part.sequence = g_case.sequence;
     part.recompute = g_case.recompute;
+    part.head_chunk = g_case.head_chunk;
     CHECK(join(&comm, w, rank) == 0);
     CHECK(answer_make(ret, &part, &msg) == 0);
     float *params = calloc(train_model_buffer_elems(ret->model), sizeof *params);
@@ -177,7 +178,7 @@ static void whole_make(const struct bl_job_model *config)
 {
     const struct train_part part = TRAIN_PART_WHOLE;
     uint32_t count;
-    g_case = (struct tp_case){config, 1, 0, 0};
+    g_case = (struct tp_case){config, 1, 0, 0, 0};
     assert_int_equal(answer_make(&g_whole, &part, NULL), 0);
     uint64_t elems = train_model_buffer_elems(g_whole.model);
     g_params = malloc(elems * sizeof *g_params);
@@ -400,6 +401,22 @@ static void test_gpt2_in_slices_is_the_whole_within_the_bound(void **state)
     }
 }
 
+/* Logits 25 rows at a time: 25, 25 and 22. */
+static void test_slices_with_logits_in_chunks_are_the_whole_within_the_bound(void **state)
+{
+    (void)state;
+    for (uint32_t sequence = 0; sequence <= 1; sequence++) {
+        whole_make(&LLAMA);
+        g_case.head_chunk = 25;
+        run(2, sequence, BL_RECOMPUTE_FULL);
+        for (uint32_t r = 0; r < 2; r++) {
+            check_rank(r);
+        }
+        ranks_close();
+        whole_close();
+    }
+}
+
 /* Cores whose BLAS kernels are known (test_golden_bits.c), with the bits of three ranks there: the
  * order of every sum is part of what a run is. */
 static const struct {
@@ -503,7 +520,7 @@ static void test_a_slice_alone_neither_passes_nor_samples(void **state)
     struct answer alone = {0};
     struct bl_errmsg msg = {0};
     int32_t out[2];
-    g_case = (struct tp_case){&LLAMA, 2, 0, 0};
+    g_case = (struct tp_case){&LLAMA, 2, 0, 0, 0};
     part.tp = 2;
     assert_int_equal(answer_make(&alone, &part, NULL), 0);
     float *params = calloc(train_model_buffer_elems(alone.model), sizeof *params);
@@ -522,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_llama_in_slices_is_the_whole_within_the_bound),
         cmocka_unit_test(test_llama_with_fewer_kv_heads_than_ranks_shares_them),
         cmocka_unit_test(test_gpt2_in_slices_is_the_whole_within_the_bound),
+        cmocka_unit_test(test_slices_with_logits_in_chunks_are_the_whole_within_the_bound),
         cmocka_unit_test(test_bits_of_three_ranks_are_the_golden_ones),
         cmocka_unit_test(test_logits_far_apart_give_the_loss_of_the_whole),
         cmocka_unit_test(test_what_cannot_be_cut_is_refused_with_the_numbers),
