@@ -66,6 +66,9 @@ void harness_close(struct harness *h)
     if (!h) {
         return;
     }
+    if (h->gpu.base.ops->close) {
+        h->gpu.base.ops->close(&h->gpu.base);
+    }
     h->cpu->ops->close(h->cpu);
     cudaStreamDestroy(h->gpu.compute);
     free(h);

@@ -72,8 +72,8 @@ struct harness_case {
     struct harness_array arrays[HARNESS_ARRAYS_MAX];
 };
 
-/* Both sides; `gpu` is the GPU's table, in which only what calls use must be filled. Aborts when
- * there is no memory. */
+/* Both sides; `gpu` is the GPU's table, in which only what calls use must be filled; its close,
+ * if there is one, ends what calls left in struct kern_cuda. Aborts when there is no memory. */
 struct harness *harness_open(enum kern_type type, const struct kern_ops *gpu);
 void harness_close(struct harness *h);
 
