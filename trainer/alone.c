@@ -77,14 +77,19 @@ static int rank_join(struct alone_rank *a, struct bl_errmsg *msg)
     if (rc == 0) {
         rc = train_rank_join(&a->rank, a->comm, msg);
     }
-    return rc != 0 ? rc : comm_connect(a->comm, (uint32_t)bl_time_scaled_ms(ALONE_JOIN_MS), msg);
+    uint32_t deadline_ms = (uint32_t)bl_time_scaled_ms(ALONE_JOIN_MS);
+    rc = rc != 0 ? rc : comm_connect(a->comm, deadline_ms, msg);
+    return rc != 0 ? rc : train_rank_attach(&a->rank, deadline_ms, msg);
 }
 
 static int rank_open(struct alone_rank *a, struct bl_errmsg *msg)
 {
     const struct train_alone *how = a->group->how;
     struct train_grid grid;
-    int rc = train_rank_open(&a->rank, how->job, how->threads, msg);
+    int rc = train_rank_open(&a->rank, how->job, a->index, how->threads, msg);
+    if (rc == 0 && a->index == 0 && how->job->backend[0] != 0) {
+        fprintf(stderr, "belay-train: %s\n", a->rank.backend.why);
+    }
     if (rc == 0) {
         rc = train_grid_make(&grid, a->index, a->group->world, how->job->tp, how->job->pp, msg);
     }

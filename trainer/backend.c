@@ -246,3 +246,12 @@ int train_backend_is_cpu(const struct bl_job *job)
     }
     return getenv("BELAY_CUDA_PLUGIN") == NULL && !has_driver(why, sizeof why);
 }
+
+int train_backend_open(struct kern **ret, const struct train_backend *backend,
+                       struct kern_pool *pool, uint64_t arena_bytes, struct bl_errmsg *msg)
+{
+    if (backend->plugin == NULL) {
+        return kern_cpu_open(ret, pool, msg);
+    }
+    return backend->plugin->open(ret, (int)backend->device, backend->type, arena_bytes, msg);
+}

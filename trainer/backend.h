@@ -41,4 +41,10 @@ BL_MUST_CHECK int train_backend_choose(struct train_backend *ret, const struct b
  * initialised (before a fork). */
 int train_backend_is_cpu(const struct bl_job *job);
 
+/* Opens it: the CPU on `pool`, a device with `arena_bytes` of its memory. *ret is owned. Errors of
+ * kern_cpu_open and of the plug-in. */
+BL_MUST_CHECK int train_backend_open(struct kern **ret, const struct train_backend *backend,
+                                     struct kern_pool *pool, uint64_t arena_bytes,
+                                     struct bl_errmsg *msg);
+
 #endif

@@ -34,7 +34,7 @@ int train_check_main(const char *job_path)
     }
     struct train_rank rank;
     struct train_dry *dry = NULL;
-    int rc = train_rank_open(&rank, job, 1, &msg);
+    int rc = train_rank_open(&rank, job, 0, 1, &msg);
     if (rc == 0) {
         rc = train_dry_new(&dry, job, 0, 0, &msg);
     }
@@ -70,7 +70,7 @@ int train_probe_main(const char *job_path, uint32_t threads)
     }
     struct train_rank rank;
     struct train_identity id;
-    int rc = train_rank_open(&rank, job, threads, &msg);
+    int rc = train_rank_open(&rank, job, 0, threads, &msg);
     if (rc == 0) {
         rc = train_identity(&rank, &id, &msg);
     }

@@ -7,15 +7,18 @@
 #include <string.h>
 
 #include "base/lanes.h"
+#include "trainer/backend.h"
+#include "trainer/comm_engine.h"
 #include "trainer/dryrun_parts.h"
 #include "trainer/lane_rounds.h"
 #include "trainer/lane_sum.h"
 #include "trainer/stage.h"
 #include "trainer/step.h"
 
-#define RING_BYTES    (256u * 1024)        /* of a pair of ranks of one node, each direction */
-#define PROCESS_BYTES (4u << 20)           /* program, stacks, tables: measured */
-#define OPS_MAX       (50u * 1000u * 1000) /* of schedules, before the formula does */
+#define RING_BYTES          (256u * 1024) /* of a pair of ranks of one node, each direction */
+#define PROCESS_BYTES       (4u << 20)    /* program, stacks, tables: measured */
+#define DEVICE_PLACES_BYTES (1u << 20)    /* of a device: what begins on a border of 256 bytes */
+#define OPS_MAX             (50u * 1000u * 1000) /* of schedules, before the formula does */
 
 #define DRY_NAME(name, text, help) text,
 const char *const train_dry_memory_names[] = {TRAIN_DRY_MEMORY(DRY_NAME)};
@@ -172,14 +175,39 @@ static uint64_t alike_elems(const struct dry_subject *s, uint64_t *ret_out)
     return all;
 }
 
+/* What a device has of them: all but slots, tokens, the norm's sums on the host, and the process.
+ */
+static uint64_t on_device(const struct dry_subject *s, const struct train_memory *model,
+                          const struct train_dry_rank *r, const struct train_stage_config *stage)
+{
+    static const enum train_dry_memory whole[] = {TRAIN_DRY_WEIGHTS,     TRAIN_DRY_TIED_COPY,
+                                                  TRAIN_DRY_STATE,       TRAIN_DRY_GRADIENTS,
+                                                  TRAIN_DRY_ACTIVATIONS, TRAIN_DRY_LOGITS};
+    const struct bl_job *job = s->dry->job;
+    uint64_t out,
+        losses = job->lanes > job->train.eval_batches ? job->lanes : job->train.eval_batches;
+    uint64_t bytes = model->scratch + train_stage_bytes(stage) +
+                     alike_elems(s, &out) * s->dry->kern->real_bytes +
+                     ((s->shard.cut_hi - s->shard.cut_lo) / KERN_BLOCK + 1) * sizeof(double) +
+                     losses * sizeof(double) + (job->ranks > 1 ? COMM_ENGINE_SCRATCH_BYTES : 0) +
+                     DEVICE_PLACES_BYTES;
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        bytes += r->memory[whole[i]];
+    }
+    return bytes;
+}
+
 static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct bl_errmsg *msg)
 {
     const struct train_dry *dry = s->dry;
     const struct bl_job *job = dry->job;
     struct train_memory model;
     uint64_t out, *m = r->memory, flat = train_model_flat_elems(s->table);
+    uint64_t real = dry->kern->real_bytes;
     uint32_t near = dry->per_node < job->ranks ? dry->per_node : job->ranks;
+    int is_device = dry->kern->is_device != 0;
     const struct train_stage_config stage = {.model = s->table,
+                                             .kern = dry->kern,
                                              .grid = s->grid,
                                              .chunks = s->part.chunks,
                                              .sets = s->part.sets,
@@ -193,21 +221,27 @@ static int fill_memory(struct dry_subject *s, struct train_dry_rank *r, struct b
     int is_fetched = train_place_has_fetch(job, s->grid.pp);
     m[TRAIN_DRY_WEIGHTS] =
         (is_fetched ? train_fetch_elems(s->table, s->grid.dp) : train_model_local_elems(s->table)) *
-        sizeof(float);
-    m[TRAIN_DRY_TIED_COPY] = is_fetched ? 0 : train_model_copy_elems(s->table) * sizeof(float);
+        real;
+    m[TRAIN_DRY_TIED_COPY] = is_fetched ? 0 : train_model_copy_elems(s->table) * real;
+    m[TRAIN_DRY_STATE] = is_device ? train_state_bytes(&s->shard) : 0;
     m[TRAIN_DRY_SLOTS] = dry->slots * s->shard.slot_bytes;
     m[TRAIN_DRY_GRADIENTS] = train_place_has_rounds(job, s->grid.pp)
                                  ? lane_rounds_bytes(&s->shard, job->lanes)
                                  : lane_sum_bytes(&s->shard, job->lanes);
-    m[TRAIN_DRY_MESSAGES] =
-        train_stage_bytes(&stage) + (s->grid.pp > 1 ? train_stage_early_bytes(&stage) : 0);
-    m[TRAIN_DRY_GATHER] = alike_elems(s, &out) * sizeof(float) +
-                          (s->grid.tp + 1) * (flat / KERN_BLOCK) * sizeof(double);
+    m[TRAIN_DRY_MESSAGES] = train_stage_bytes(&stage) + train_stage_token_bytes(&stage) +
+                            (s->grid.pp > 1 ? train_stage_early_bytes(&stage) : 0);
+    m[TRAIN_DRY_GATHER] =
+        alike_elems(s, &out) * real + (s->grid.tp + 1) * (flat / KERN_BLOCK) * sizeof(double);
     m[TRAIN_DRY_ACTIVATIONS] = model.sets;
     m[TRAIN_DRY_LOGITS] = model.logits;
     m[TRAIN_DRY_SCRATCH] = model.scratch + model.host;
     m[TRAIN_DRY_COMM] = job->ranks == 1 ? 0 : 2ull * (near - 1) * RING_BYTES;
     m[TRAIN_DRY_PROCESS] = PROCESS_BYTES;
+    if (is_device) {
+        m[TRAIN_DRY_COMM] += job->ranks == 1 ? 0 : COMM_ENGINE_SCRATCH_BYTES;
+        m[TRAIN_DRY_SCRATCH] += DEVICE_PLACES_BYTES;
+        r->device_sum = on_device(s, &model, r, &stage);
+    }
     for (int i = 0; i < TRAIN_DRY_MEMORY_COUNT; i++) {
         r->memory_sum += m[i];
     }
@@ -220,7 +254,8 @@ static uint64_t tp_bytes(const struct dry_subject *s)
 {
     const struct bl_job *job = s->dry->job;
     uint64_t tp = s->grid.tp, out;
-    uint64_t sum = 2 * (tp - 1) * (s->tokens * job->model.dim / tp) * sizeof(float);
+    uint64_t real = s->dry->kern->real_bytes;
+    uint64_t sum = 2 * (tp - 1) * (s->tokens * job->model.dim / tp) * real;
     /* Sums of a layer; a recomputed one does without its last. */
     uint32_t passes = job->train.recompute == BL_RECOMPUTE_FULL ? 5 : 4;
     uint32_t layers = s->dry->layers_of[s->grid.p];
@@ -231,21 +266,23 @@ static uint64_t tp_bytes(const struct dry_subject *s)
     uint64_t row = (tp - 1) * (sizeof(float) + 2 * sizeof(double));
     micro += is_last ? sum + (train_dry_has_chunks(job) ? 2 : 1) * row * s->tokens : 0;
     alike_elems(s, &out);
-    return s->micros * micro + out * sizeof(float);
+    return s->micros * micro + out * real;
 }
 
 static uint64_t pp_bytes(const struct dry_subject *s)
 {
     int is_first = s->grid.p == 0, is_last = s->grid.p + 1 == s->grid.pp;
     uint64_t streams = 2 * s->part.chunks - is_first - is_last;
-    uint64_t bytes = s->micros * streams * s->stream_elems;
+    uint64_t real = s->dry->kern->real_bytes;
+    uint64_t bytes = s->micros * streams * s->stream_elems * real;
     if (s->shard.tied_bounds != NULL &&
         s->grid.pp > 1) { /* the tied head's gradient, its weights */
         uint32_t d = s->grid.d;
-        bytes += is_last ? s->shard.tied_bounds[d + 1] - s->shard.tied_bounds[d] : 0;
-        bytes += is_first ? train_shard_tied_elems(s->table) : 0;
+        uint64_t tied = s->shard.tied_bounds[d + 1] - s->shard.tied_bounds[d];
+        bytes += is_last ? tied * sizeof(float) : 0;
+        bytes += is_first ? train_shard_tied_elems(s->table) * real : 0;
     }
-    return s->grid.pp == 1 ? 0 : bytes * sizeof(float);
+    return s->grid.pp == 1 ? 0 : bytes;
 }
 
 static void fill_wire(const struct dry_subject *s, struct train_dry_rank *r)
@@ -267,7 +304,7 @@ static void fill_wire(const struct dry_subject *s, struct train_dry_rank *r)
     r->wire[TRAIN_DRY_WIRE_DP_GRADIENTS] =
         others == 0 ? 0 : (sent + (job->zero == 0 ? cut * others : 0)) * sizeof(float);
     r->wire[TRAIN_DRY_WIRE_DP_WEIGHTS] =
-        job->zero == 0 ? 0 : gathers * cut * others * sizeof(float);
+        job->zero == 0 ? 0 : gathers * cut * others * s->dry->kern->real_bytes;
     r->wire[TRAIN_DRY_WIRE_TP] = s->grid.tp == 1 ? 0 : tp_bytes(s);
     r->wire[TRAIN_DRY_WIRE_PP] = pp_bytes(s);
     for (int i = 0; i < TRAIN_DRY_WIRE_COUNT; i++) {
@@ -357,8 +394,26 @@ static int plan_places(struct train_dry *dry, struct bl_errmsg *msg)
     return rc;
 }
 
-int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per_node,
-                  uint32_t slots, struct bl_errmsg *msg)
+/* Sizes of the back end that the job would have here; of a device, which is not asked, the CPU's
+ * with its storage type. */
+static int open_sizes(struct train_dry *dry, struct bl_errmsg *msg)
+{
+    const struct bl_job *job = dry->job;
+    if (dry->open_kern != NULL) {
+        dry->kern = dry->open_kern;
+        return 0;
+    }
+    int rc = kern_cpu_open_sizes(&dry->kern, job->threads != 0 ? job->threads : 1, msg);
+    if (rc == 0 && !train_backend_is_cpu(job)) {
+        dry->kern->is_device = 1;
+        dry->kern->type = job->train.precision == BL_PRECISION_FP32 ? KERN_F32 : KERN_BF16;
+        dry->kern->real_bytes = dry->kern->type == KERN_F32 ? 4 : 2;
+    }
+    return rc;
+}
+
+static int dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per_node,
+                   uint32_t slots, struct kern *kern, struct bl_errmsg *msg)
 {
     struct train_grid grid;
     int rc = train_grid_make(&grid, 0, job->ranks, job->tp, job->pp, msg);
@@ -381,7 +436,8 @@ int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per
     dry->slots = slots != 0 ? slots : 2 + (job->root_count != 0 ? job->root_count : 1);
     dry->chunks = train_grid_chunks(&grid, job->interleave, job->model.layers);
     dry->micro_batches = job->train.global_batch / (job->lanes * job->train.micro_batch);
-    rc = kern_cpu_open_sizes(&dry->kern, job->threads != 0 ? job->threads : 1, msg);
+    dry->open_kern = kern;
+    rc = open_sizes(dry, msg);
     if (rc == 0) {
         rc = plan_loads(dry, msg);
     }
@@ -399,10 +455,35 @@ int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per
     return 0;
 }
 
+int train_dry_new(struct train_dry **ret, const struct bl_job *job, uint32_t per_node,
+                  uint32_t slots, struct bl_errmsg *msg)
+{
+    return dry_new(ret, job, per_node, slots, NULL, msg);
+}
+
+int train_dry_device_bytes(const struct bl_job *job, const struct train_grid *grid,
+                           struct kern *kern, uint64_t *ret, struct bl_errmsg *msg)
+{
+    static struct bl_job here; /* too large for a stack */
+    struct train_dry *dry = NULL;
+    const struct train_dry_rank *rank;
+    here = *job;
+    here.ranks = grid->world;
+    here.tp = grid->tp;
+    here.pp = grid->pp;
+    int rc = dry_new(&dry, &here, 0, 0, kern, msg);
+    if (rc == 0) {
+        rc = train_dry_rank(dry, grid->rank, &rank, msg);
+    }
+    *ret = rc == 0 ? rank->device_sum : 0;
+    train_dry_free(dry);
+    return rc;
+}
+
 void train_dry_free(struct train_dry *dry)
 {
     if (dry != NULL) {
-        if (dry->kern != NULL) {
+        if (dry->kern != NULL && dry->kern != dry->open_kern) {
             dry->kern->ops->close(dry->kern);
         }
         bl_lanes_close(&dry->plan);

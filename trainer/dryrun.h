@@ -12,12 +12,14 @@
 
 #include "base/error.h"
 #include "base/job.h"
+#include "kernels/backend.h"
 #include "trainer/grid.h"
 
 /* Memory of a rank, by what it is for. */
 #define TRAIN_DRY_MEMORY(X)                                                                        \
     X(WEIGHTS, "weights", "working buffer of the part; ZeRO 3: the unit in use and the next")      \
     X(TIED_COPY, "tied_copy", "embedding beside a head tied to it on another stage")               \
+    X(STATE, "state", "weights and moments that are owned, in a device's memory")                  \
     X(SLOTS, "slots", "weights and moments that are owned, in every slot")                         \
     X(GRADIENTS, "gradients", "stack of gradients, received slices, tied accumulators")            \
     X(MESSAGES, "messages", "streams between stages, and those that neighbours are ahead; tokens") \
@@ -25,7 +27,7 @@
     X(ACTIVATIONS, "activations", "sets kept from forward to backward")                            \
     X(LOGITS, "logits", "with their gradient, on the last stage")                                  \
     X(SCRATCH, "scratch", "of a pass; recomputed activations")                                     \
-    X(COMM, "communicator", "rings with the ranks of the node")                                    \
+    X(COMM, "communicator", "rings with the ranks of the node; a device's scratch for sums")       \
     X(PROCESS, "process", "program, stacks, tables")
 #define TRAIN_DRY_MEMORY_ENUM(name, text, help) TRAIN_DRY_##name,
 enum train_dry_memory { TRAIN_DRY_MEMORY(TRAIN_DRY_MEMORY_ENUM) TRAIN_DRY_MEMORY_COUNT };
@@ -46,6 +48,7 @@ extern const char *const train_dry_wire_names[TRAIN_DRY_WIRE_COUNT];
 
 struct train_dry_rank {                                  /* of the class of a rank */
     uint64_t memory[TRAIN_DRY_MEMORY_COUNT], memory_sum; /* bytes */
+    uint64_t device_sum;                                 /* of them on a device; 0: the CPU */
     uint64_t wire[TRAIN_DRY_WIRE_COUNT], wire_sum;       /* bytes sent in one step */
     uint64_t own_elems;                                  /* of weights and of each moment */
     uint32_t lanes;                                      /* of its replica */
@@ -61,6 +64,12 @@ BL_MUST_CHECK int train_dry_new(struct train_dry **ret, const struct bl_job *job
                                 uint32_t slots, struct bl_errmsg *msg);
 void train_dry_free(struct train_dry *dry); /* NULL is fine */
 
+/* Bytes of the device that the rank of a place takes: the arena of its back end, of which sizes are
+ * asked. The job's tp, pp and ranks are those of the grid instead. Errors of train_dry_new. One
+ * thread at a time. */
+BL_MUST_CHECK int train_dry_device_bytes(const struct bl_job *job, const struct train_grid *grid,
+                                         struct kern *kern, uint64_t *ret, struct bl_errmsg *msg);
+
 /* A rank's numbers: a view, until the next call. -ENOMEM. */
 BL_MUST_CHECK int train_dry_rank(struct train_dry *dry, uint32_t rank,
                                  const struct train_dry_rank **ret, struct bl_errmsg *msg);
@@ -70,7 +79,7 @@ struct train_dry_sum {
     uint32_t micros_max; /* micro-batches of the most loaded replica */
     uint32_t rank_max;   /* the first rank with the most memory */
     uint32_t node_max;   /* the first node with the most memory: ranks from node * per_node */
-    uint64_t node_bytes; /* of that node */
+    uint64_t node_bytes; /* of that node, without its devices */
     uint64_t all_bytes;  /* of all ranks */
     uint64_t wire_max, wire_all; /* sent in one step: by the busiest rank, by all */
     double bubble;               /* predicted share of time in which stages idle */

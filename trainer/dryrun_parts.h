@@ -19,7 +19,8 @@ struct dry_schedule { /* of a stage under a load */
 
 struct train_dry {
     const struct bl_job *job; /* kept */
-    struct kern *kern;        /* owned: of it sizes are asked */
+    struct kern *kern;        /* of it sizes are asked: owned, or */
+    struct kern *open_kern;   /* this one of the caller's; NULL: none */
     uint32_t tp, pp, dp, chunks, per_node, slots;
     uint32_t micro_batches; /* of a lane */
     struct bl_lane_plan plan;

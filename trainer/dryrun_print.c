@@ -112,6 +112,9 @@ static void print_memory(const struct train_dry_sum *sum, const struct train_dry
     printf("memory of rank %u, the most of all, with %u slots and %u sets of activations:\n",
            sum->rank_max, sum->slots, top->sets);
     print_rows(train_dry_memory_names, top->memory, TRAIN_DRY_MEMORY_COUNT, top->memory_sum);
+    if (top->device_sum != 0) {
+        printf("  %-16s %12s\n", "on the device", bl_human_bytes(node, top->device_sum));
+    }
     printf("memory of a node of %u ranks: %s (node %u, the most); all ranks: %s\n",
            sum->per_node < ranks ? sum->per_node : ranks, bl_human_bytes(node, sum->node_bytes),
            sum->node_max, bl_human_bytes(all, sum->all_bytes));
@@ -196,10 +199,12 @@ static void print_json(const struct dry_report *r)
            r->top.sets);
     json_rows("memory_bytes", train_dry_memory_names, r->top.memory, TRAIN_DRY_MEMORY_COUNT,
               r->top.memory_sum);
-    printf("},\"node\":{\"node\":%u,\"ranks\":%u,\"memory_bytes\":%llu},\"memory_bytes\":%llu,"
+    printf(",\"device_bytes\":%llu},\"node\":{\"node\":%u,\"ranks\":%u,\"memory_bytes\":%llu},"
+           "\"memory_bytes\":%llu,"
            "\"machine_bytes\":%llu,\"wire_bytes_per_step\":{",
-           r->sum.node_max, node_ranks(r), (unsigned long long)r->sum.node_bytes,
-           (unsigned long long)r->sum.all_bytes, (unsigned long long)train_dry_machine_bytes());
+           (unsigned long long)r->top.device_sum, r->sum.node_max, node_ranks(r),
+           (unsigned long long)r->sum.node_bytes, (unsigned long long)r->sum.all_bytes,
+           (unsigned long long)train_dry_machine_bytes());
     json_rows("rank", train_dry_wire_names, r->top.wire, TRAIN_DRY_WIRE_COUNT, r->top.wire_sum);
     printf(",\"busiest\":%llu,\"all\":%llu},\"pipeline\":{\"bubble\":%.17g,\"exact\":%s,"
            "\"micro_batches\":%u}}\n",

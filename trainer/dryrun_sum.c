@@ -42,7 +42,7 @@ int train_dry_sum(struct train_dry *dry, struct train_dry_sum *ret, struct bl_er
         if (rc != 0) {
             return rc;
         }
-        node_bytes = (rank % dry->per_node == 0 ? 0 : node_bytes) + r->memory_sum;
+        node_bytes = (rank % dry->per_node == 0 ? 0 : node_bytes) + r->memory_sum - r->device_sum;
         if (node_bytes > sum.node_bytes) {
             sum.node_bytes = node_bytes;
             sum.node_max = rank / dry->per_node;

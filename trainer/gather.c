@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/failpoint.h"
-#include "base/mem.h"
 
 #define EMBED_TAG                                                                                  \
     0x656d626400000000u /* "embd": the embedding, from the first stage to the last                 \
@@ -41,6 +40,11 @@ static uint64_t list_tensors(struct train_gather *g, struct train_model *const *
     return elems;
 }
 
+static uint64_t pack_bytes(const struct train_gather *g)
+{
+    return (g->pack_elems + 1) * g->kern->real_bytes;
+}
+
 static int plan_replicas(struct train_gather *g, struct train_model *const *tables,
                          struct bl_errmsg *msg)
 {
@@ -55,16 +59,16 @@ static int plan_replicas(struct train_gather *g, struct train_model *const *tabl
     }
     g->pack_elems = list_tensors(g, tables, 1, &used);
     g->pack_elems += list_tensors(g, tables, 0, &used);
-    g->pack = bl_mem_alloc((g->pack_elems + 1) * sizeof(float));
+    g->pack = g->kern->ops->alloc(g->kern, pack_bytes(g));
     return g->pack != NULL ? 0
                            : bl_err_code(msg, -ENOMEM, "%llu bytes for replicated tensors",
-                                         (unsigned long long)(g->pack_elems * sizeof(float)));
+                                         (unsigned long long)pack_bytes(g));
 }
 
 /* Which tensors, and where they are. */
 struct gather_scope {
-    uint32_t unit; /* or ALL_UNITS */
-    float *params; /* of the local order's element `base` */
+    uint32_t unit;     /* or ALL_UNITS */
+    kern_real *params; /* of the local order's element `base` */
     uint64_t base;
 };
 
@@ -72,21 +76,22 @@ struct gather_scope {
 
 /* Copies the tensors of a list between their places and the pack at `at`; returns behind them.
  * `out` 1: into the pack, 0: out of it, -1: only counts. */
-static float *pack_list(const struct train_gather *g, const struct gather_scope *scope,
-                        uint32_t first, uint32_t end, float *at, int out)
+static kern_real *pack_list(const struct train_gather *g, const struct gather_scope *scope,
+                            uint32_t first, uint32_t end, kern_real *at, int out)
 {
     uint32_t tensor_count;
+    struct kern *k = g->kern;
     const struct train_tensor *tensors = train_model_tensors(g->shard->model, &tensor_count);
     for (uint32_t i = first; i < end; i++) {
         const struct train_tensor *t = &tensors[g->lists[i]];
         if (scope->unit != ALL_UNITS && scope->unit != t->unit) {
             continue;
         }
-        float *here = scope->params + (t->local - scope->base);
+        kern_real *here = kern_real_at(k, scope->params, t->local - scope->base);
         if (out >= 0) {
-            memcpy(out ? at : here, out ? here : at, t->elems * sizeof(float));
+            k->ops->copy(k, out ? at : here, out ? here : at, t->elems * k->real_bytes);
         }
-        at += t->elems;
+        at = kern_real_at(k, at, t->elems);
     }
     return at;
 }
@@ -96,16 +101,16 @@ static int share_replicas(struct train_gather *g, const struct gather_scope *sco
 {
     uint32_t size = g->shard->grid.tp;
     struct comm_part *sends = g->parts, *recvs = g->parts + size;
-    float *at = g->pack;
+    kern_real *at = g->pack;
     for (uint32_t r = 0; r < size; r++) {
-        float *end = pack_list(g, scope, g->to[r], g->to[r + 1], at, 1);
-        sends[r] = (struct comm_part){at, (uint64_t)(end - at) * sizeof(float)};
+        kern_real *end = pack_list(g, scope, g->to[r], g->to[r + 1], at, 1);
+        sends[r] = (struct comm_part){at, (uint64_t)((char *)end - (char *)at)};
         at = end;
     }
-    float *received = at;
+    kern_real *received = at;
     for (uint32_t r = 0; r < size; r++) {
-        float *end = pack_list(g, scope, g->from[r], g->from[r + 1], at, -1);
-        recvs[r] = (struct comm_part){at, (uint64_t)(end - at) * sizeof(float)};
+        kern_real *end = pack_list(g, scope, g->from[r], g->from[r + 1], at, -1);
+        recvs[r] = (struct comm_part){at, (uint64_t)((char *)end - (char *)at)};
         at = end;
     }
     int rc = comm_group_exchange(tp, sends, recvs, msg);
@@ -115,7 +120,7 @@ static int share_replicas(struct train_gather *g, const struct gather_scope *sco
     return rc;
 }
 
-int train_gather_unit(struct train_gather *gather, uint32_t unit, float *unit_params,
+int train_gather_unit(struct train_gather *gather, uint32_t unit, kern_real *unit_params,
                       struct comm_group *tp, struct bl_errmsg *msg)
 {
     uint32_t count;
@@ -127,11 +132,12 @@ int train_gather_unit(struct train_gather *gather, uint32_t unit, float *unit_pa
 /* ---- life ---- */
 
 int train_gather_init(struct train_gather *gather, const struct train_shard *shard,
-                      struct train_model *const *tables, struct bl_errmsg *msg)
+                      struct kern *kern, struct train_model *const *tables, struct bl_errmsg *msg)
 {
     uint32_t dp = shard->grid.dp;
     memset(gather, 0, sizeof *gather);
     gather->shard = shard;
+    gather->kern = kern;
     gather->bounds = calloc((size_t)dp + 1, sizeof *gather->bounds);
     int rc = gather->bounds == NULL ? bl_err_code(msg, -ENOMEM, "%u borders", dp) : 0;
     if (rc == 0 && shard->grid.tp > 1) {
@@ -142,14 +148,16 @@ int train_gather_init(struct train_gather *gather, const struct train_shard *sha
         return rc;
     }
     for (uint32_t d = 0; d <= dp; d++) {
-        gather->bounds[d] = shard->bounds[d] * sizeof(float);
+        gather->bounds[d] = shard->bounds[d] * kern->real_bytes;
     }
     return 0;
 }
 
 void train_gather_close(struct train_gather *gather)
 {
-    bl_mem_free(gather->pack, (gather->pack_elems + 1) * sizeof(float));
+    if (gather->pack != NULL) {
+        gather->kern->ops->free(gather->kern, gather->pack, pack_bytes(gather));
+    }
     free(gather->bounds);
     free(gather->lists);
     free(gather->to);
@@ -161,9 +169,11 @@ void train_gather_close(struct train_gather *gather)
 /* ---- weights ---- */
 
 /* The last stage's copy of the embedding, which the first one has. */
-static int share_embedding(const struct train_shard *shard, float *params, struct comm *comm,
+static int share_embedding(const struct train_gather *gather, kern_real *params, struct comm *comm,
                            struct bl_errmsg *msg)
 {
+    const struct train_shard *shard = gather->shard;
+    const struct kern *k = gather->kern;
     const struct train_grid *g = &shard->grid;
     uint64_t elems = train_shard_tied_elems(shard->model);
     struct comm_request *request = NULL;
@@ -173,24 +183,27 @@ static int share_embedding(const struct train_shard *shard, float *params, struc
     }
     if (g->p == 0) {
         rc = comm_send_start(comm, train_grid_at(g, g->t, g->pp - 1, g->d), EMBED_TAG, params,
-                             elems * sizeof(float), &request, msg);
+                             elems * k->real_bytes, &request, msg);
     } else if (train_model_copy_elems(shard->model) != 0) {
         rc = comm_recv_start(comm, train_grid_at(g, g->t, 0, g->d), EMBED_TAG,
-                             params + train_model_local_elems(shard->model), elems * sizeof(float),
-                             &request, msg);
+                             kern_real_at(k, params, train_model_local_elems(shard->model)),
+                             elems * k->real_bytes, &request, msg);
     }
     return rc == 0 && request != NULL ? comm_wait(comm, request, msg) : rc;
 }
 
-int train_gather_weights(struct train_gather *gather, const void *slot, float *params,
-                         struct comm_group *dp, struct comm_group *tp, struct comm *comm,
-                         struct kern_pool *pool, struct bl_errmsg *msg)
+int train_gather_weights(struct train_gather *gather, const struct train_state *state,
+                         const void *slot, kern_real *params, struct comm_group *dp,
+                         struct comm_group *tp, struct comm *comm, struct bl_errmsg *msg)
 {
     const struct train_shard *shard = gather->shard;
+    struct kern *k = gather->kern;
     for (uint32_t i = 0; i < shard->extent_count; i++) {
         const struct train_extent *e = &shard->extents[i];
-        kern_copy(pool, params + e->at, train_extent_view(slot, e, TRAIN_WEIGHT),
-                  e->flat_hi - e->flat_lo);
+        k->ops->round(k, kern_real_at(k, params, e->at),
+                      state->kern != NULL ? train_state_weights(state, i)
+                                          : train_extent_view(slot, e, TRAIN_WEIGHT),
+                      e->flat_hi - e->flat_lo);
     }
     int rc = BL_FAILPOINT("mid-gather");
     if (rc == 0 && dp != NULL && shard->zero != 0) {
@@ -200,5 +213,5 @@ int train_gather_weights(struct train_gather *gather, const void *slot, float *p
         const struct gather_scope all = {ALL_UNITS, params, 0};
         rc = share_replicas(gather, &all, tp, msg);
     }
-    return rc == 0 ? share_embedding(shard, params, comm, msg) : rc;
+    return rc == 0 ? share_embedding(gather, params, comm, msg) : rc;
 }

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/lanes.h"
-#include "base/mem.h"
 
 struct rounds_unit {
     uint32_t depth; /* slices on its stack */
@@ -15,10 +14,11 @@ struct rounds_unit {
 
 struct lane_rounds {
     const struct train_shard *shard; /* kept */
+    struct kern *kern;               /* kept */
     uint32_t lanes, round_count, stack_count;
     uint64_t local_elems, own_elems, slice_elems; /* of the cut; with the head's own range */
     uint64_t part_max;                            /* the largest own part of a unit */
-    float *memory;                                /* unit, received parts, stack */
+    float *memory;                                /* of the back end: unit, received parts, stack */
     uint64_t memory_bytes;
     float *unit;     /* the gradient in work */
     float *received; /* [dp][part_max] */
@@ -92,8 +92,8 @@ uint64_t lane_rounds_bytes(const struct train_shard *shard, uint32_t lanes)
     return r.memory_bytes;
 }
 
-int lane_rounds_new(struct lane_rounds **ret, const struct train_shard *shard, uint32_t lanes,
-                    struct bl_errmsg *msg)
+int lane_rounds_new(struct lane_rounds **ret, const struct train_shard *shard, struct kern *kern,
+                    uint32_t lanes, struct bl_errmsg *msg)
 {
     if (shard->grid.dp > lanes) {
         return bl_err(msg, BL_ELIMIT, "%u lanes for %u replicas: each needs at least one", lanes,
@@ -104,13 +104,17 @@ int lane_rounds_new(struct lane_rounds **ret, const struct train_shard *shard, u
         return bl_err_code(msg, -ENOMEM, "gradients");
     }
     uint64_t unit_max = measure(r, shard, lanes);
-    r->memory = bl_mem_alloc(r->memory_bytes);
+    r->kern = kern;
+    r->memory = kern->ops->alloc(kern, r->memory_bytes);
     r->units = calloc(r->unit_count, sizeof *r->units);
     r->parts = calloc(2 * (size_t)shard->grid.dp, sizeof *r->parts);
     if (r->memory == NULL || r->units == NULL || r->parts == NULL) {
         uint64_t bytes = r->memory_bytes;
         lane_rounds_free(r);
         return bl_err_code(msg, -ENOMEM, "%llu bytes for gradients", (unsigned long long)bytes);
+    }
+    if (kern->is_device) { /* what no unit writes is summed too; the host's is zero */
+        kern->ops->zero(kern, r->memory, r->memory_bytes);
     }
     r->unit = r->memory;
     r->received = r->unit + unit_max;
@@ -124,7 +128,7 @@ void lane_rounds_free(struct lane_rounds *rounds)
     if (rounds == NULL) {
         return;
     }
-    bl_mem_free(rounds->memory, rounds->memory_bytes);
+    rounds->kern->ops->free(rounds->kern, rounds->memory, rounds->memory_bytes);
     free(rounds->units);
     free(rounds->parts);
     free(rounds);
@@ -149,24 +153,25 @@ float *lane_rounds_slice(struct lane_rounds *rounds)
 
 /* A lane's part goes on the unit's stack, and the tree adds what it adds after it. */
 static void push(struct lane_rounds *r, uint32_t unit, uint32_t lane, const float *part,
-                 uint64_t count, struct kern_pool *pool)
+                 uint64_t count)
 {
+    struct kern *k = r->kern;
     struct rounds_unit *u = &r->units[unit];
     uint32_t merges = bl_lanes_merges_after(0, r->lanes, lane);
     float *top = r->stack + place_of(r, unit) + u->depth * r->slice_elems; /* the free one */
     if (merges == 0) {
         BL_ASSERT(u->depth < r->stack_count);
-        memcpy(top, part, count * sizeof *part);
+        k->ops->copy(k, top, part, count * sizeof *part);
         u->depth++;
         return;
     }
     float *left = top - r->slice_elems;
-    kern_add(pool, left, left, part, count);
+    k->ops->add(k, left, left, part, count);
     for (uint32_t i = 1; i < merges; i++) {
         u->depth--;
         top = left;
         left -= r->slice_elems;
-        kern_add(pool, left, left, top, count);
+        k->ops->add(k, left, left, top, count);
     }
 }
 
@@ -191,7 +196,7 @@ static int exchange(struct lane_rounds *r, uint32_t unit, uint32_t in_round, str
 }
 
 int lane_rounds_done(struct lane_rounds *rounds, uint32_t unit, struct comm_group *dp,
-                     struct kern_pool *pool, struct bl_errmsg *msg)
+                     struct bl_errmsg *msg)
 {
     const struct train_grid *g = &rounds->shard->grid;
     uint32_t first = rounds->units[unit].round++ * g->dp;
@@ -205,18 +210,19 @@ int lane_rounds_done(struct lane_rounds *rounds, uint32_t unit, struct comm_grou
     for (uint32_t d = 0; d < in_round; d++) {
         const float *part =
             d == g->d ? rounds->unit + own.lo : rounds->received + d * rounds->part_max;
-        push(rounds, unit, first + d, part, own.hi - own.lo, pool);
+        push(rounds, unit, first + d, part, own.hi - own.lo);
     }
     return 0;
 }
 
-void lane_rounds_finish(struct lane_rounds *rounds, struct kern_pool *pool)
+void lane_rounds_finish(struct lane_rounds *rounds)
 {
     for (uint32_t u = 0; u < rounds->unit_count; u++) {
         BL_ASSERT(rounds->units[u].round == rounds->round_count);
     }
     uint64_t tied = rounds->slice_elems - rounds->own_elems;
     if (tied != 0) { /* the embedding lies at element 0 */
-        train_model_tied_finish(pool, rounds->stack, rounds->stack + rounds->own_elems, tied);
+        train_model_tied_finish(rounds->kern, rounds->stack, rounds->stack + rounds->own_elems,
+                                tied);
     }
 }

@@ -18,16 +18,16 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "kernels/kern.h"
+#include "kernels/backend.h"
 #include "trainer/comm.h"
 #include "trainer/shard.h"
 
 struct lane_rounds;
 
-/* Takes all buffers. Keeps `shard`. *ret is owned. -ENOMEM; BL_ELIMIT for more replicas than lanes.
- */
+/* Takes all buffers, in the back end's memory; `dp` below moves it. Keeps `shard` and `kern`. *ret
+ * is owned. -ENOMEM; BL_ELIMIT for more replicas than lanes. */
 BL_MUST_CHECK int lane_rounds_new(struct lane_rounds **ret, const struct train_shard *shard,
-                                  uint32_t lanes, struct bl_errmsg *msg);
+                                  struct kern *kern, uint32_t lanes, struct bl_errmsg *msg);
 void lane_rounds_free(struct lane_rounds *rounds); /* NULL is fine */
 
 /* Bytes that lane_rounds_new takes for the rank of `shard`. */
@@ -43,10 +43,10 @@ float *lane_rounds_grads(struct lane_rounds *rounds);
  * `dp`: the ranks with the same part, in the order of replicas; NULL with one. Errors of the
  * communicator. */
 BL_MUST_CHECK int lane_rounds_done(struct lane_rounds *rounds, uint32_t unit, struct comm_group *dp,
-                                   struct kern_pool *pool, struct bl_errmsg *msg);
+                                   struct bl_errmsg *msg);
 
 /* All units have done all rounds: head and embedding are added. */
-void lane_rounds_finish(struct lane_rounds *rounds, struct kern_pool *pool);
+void lane_rounds_finish(struct lane_rounds *rounds);
 
 /* The reduced gradient of elements [cut_lo, cut_hi) of the local order, after lane_rounds_finish
  * until the next step. */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/lanes.h"
-#include "base/mem.h"
 
 #define TIED_TAG                                                                                   \
     0x7469656400000000u /* "tied": the head's sum, from the last stage to the first                \
@@ -24,11 +23,12 @@ struct lane_chunk {
 
 struct lane_sum {
     const struct train_shard *shard; /* kept */
+    struct kern *kern;               /* kept */
     struct bl_lane_plan plan;
     uint64_t local_elems, grad_elems;
     uint64_t tied_elems; /* of the region that this rank has in its gradient */
     uint32_t rounds;     /* the most pieces that one replica has */
-    float *memory;       /* buffers, then received slices */
+    float *memory;       /* of the back end: buffers, then received slices */
     uint64_t memory_bytes;
     uint32_t buffer_count;     /* whole gradients; a stack */
     struct lane_chunk *chunks; /* chunk_count */
@@ -176,23 +176,27 @@ static int take_memory(struct lane_sum *s, struct bl_errmsg *msg)
     s->tied_slices = calloc(pieces, sizeof *s->tied_slices);
     s->parts = calloc(2 * (size_t)s->shard->grid.dp, sizeof *s->parts);
     s->memory_bytes = memory_needed(s->shard, &s->plan);
-    s->memory = bl_mem_alloc(s->memory_bytes);
+    s->memory = s->kern->ops->alloc(s->kern, s->memory_bytes);
     if (s->chunks == NULL || s->lanes == NULL || s->merges == NULL || s->slices == NULL ||
         s->tied_slices == NULL || s->parts == NULL || s->memory == NULL) {
         return bl_err_code(msg, -ENOMEM, "%llu bytes for gradients",
                            (unsigned long long)s->memory_bytes);
     }
+    if (s->kern->is_device) { /* what no lane writes is summed too; the host's is zero */
+        s->kern->ops->zero(s->kern, s->memory, s->memory_bytes);
+    }
     return 0;
 }
 
-int lane_sum_new(struct lane_sum **ret, const struct train_shard *shard, uint32_t lanes,
-                 uint32_t chunks, struct bl_errmsg *msg)
+int lane_sum_new(struct lane_sum **ret, const struct train_shard *shard, struct kern *kern,
+                 uint32_t lanes, uint32_t chunks, struct bl_errmsg *msg)
 {
     struct lane_sum *s = calloc(1, sizeof *s);
     if (s == NULL) {
         return bl_err_code(msg, -ENOMEM, "gradients");
     }
     s->shard = shard;
+    s->kern = kern;
     s->chunk_count = chunks;
     s->local_elems = train_model_local_elems(shard->model);
     s->grad_elems = train_model_grad_elems(shard->model);
@@ -224,7 +228,7 @@ void lane_sum_free(struct lane_sum *sum)
     if (sum == NULL) {
         return;
     }
-    bl_mem_free(sum->memory, sum->memory_bytes);
+    sum->kern->ops->free(sum->kern, sum->memory, sum->memory_bytes);
     bl_lanes_close(&sum->plan);
     free(sum->chunks);
     free(sum->lanes);
@@ -272,15 +276,15 @@ float *lane_sum_grads(struct lane_sum *sum, uint32_t chunk)
     return sum->memory + c->depth * sum->grad_elems;
 }
 
-static void add_range(const struct lane_range *r, float *left, const float *right,
-                      struct kern_pool *pool)
+static void add_range(struct lane_sum *s, const struct lane_range *r, float *left,
+                      const float *right)
 {
     if (r->hi > r->lo) {
-        kern_add(pool, left + r->lo, left + r->lo, right + r->lo, r->hi - r->lo);
+        s->kern->ops->add(s->kern, left + r->lo, left + r->lo, right + r->lo, r->hi - r->lo);
     }
 }
 
-void lane_sum_done(struct lane_sum *sum, uint32_t chunk, struct kern_pool *pool)
+void lane_sum_done(struct lane_sum *sum, uint32_t chunk)
 {
     struct lane_chunk *c = &sum->chunks[chunk];
     BL_ASSERT(c->next < sum->lane_count && c->depth < sum->buffer_count);
@@ -288,8 +292,8 @@ void lane_sum_done(struct lane_sum *sum, uint32_t chunk, struct kern_pool *pool)
     for (uint32_t i = 0; i < sum->merges[c->next]; i++) {
         float *right = sum->memory + (c->depth - 1) * sum->grad_elems;
         float *left = right - sum->grad_elems;
-        add_range(&c->units, left, right, pool);
-        add_range(&c->tied, left, right, pool);
+        add_range(sum, &c->units, left, right);
+        add_range(sum, &c->tied, left, right);
         c->depth--;
     }
     c->next++;
@@ -339,18 +343,16 @@ static int exchange_pieces(struct lane_sum *s, struct comm_group *dp, struct bl_
 
 /* ---- the tree over pieces ---- */
 
-static void merge_slices(const struct lane_sum *s, float **slices, uint64_t count,
-                         struct kern_pool *pool)
+static void merge_slices(const struct lane_sum *s, float **slices, uint64_t count)
 {
     for (uint32_t i = 0; count != 0 && i + 1 < s->plan.piece_count; i++) {
         const struct bl_lane_merge *m = &s->plan.merges[i];
-        kern_add(pool, slices[m->left], slices[m->left], slices[m->right], count);
+        s->kern->ops->add(s->kern, slices[m->left], slices[m->left], slices[m->right], count);
     }
 }
 
 /* Head and embedding once; with several stages the head's sum goes to the embedding's rank. */
-static int add_tied(struct lane_sum *s, struct comm *comm, struct kern_pool *pool,
-                    struct bl_errmsg *msg)
+static int add_tied(struct lane_sum *s, struct comm *comm, struct bl_errmsg *msg)
 {
     const struct train_grid *g = &s->shard->grid;
     uint64_t count = tied_own(s->shard);
@@ -372,7 +374,7 @@ static int add_tied(struct lane_sum *s, struct comm *comm, struct kern_pool *poo
         }
     }
     if (head != NULL && count != 0) { /* the embedding lies at element 0 */
-        train_model_tied_finish(pool, s->slices[0], head, count);
+        train_model_tied_finish(s->kern, s->slices[0], head, count);
     }
     return 0;
 }
@@ -384,7 +386,8 @@ static int gather_slices(struct lane_sum *s, struct comm_group *dp, struct bl_er
     uint64_t bounds_max = (uint64_t)shard->grid.dp + 1;
     float *own = s->memory + shard->cut_lo;
     if (s->slices[0] != own) {
-        memcpy(own, s->slices[0], (shard->cut_hi - shard->cut_lo) * sizeof(float));
+        s->kern->ops->copy(s->kern, own, s->slices[0],
+                           (shard->cut_hi - shard->cut_lo) * sizeof(float));
     }
     if (dp == NULL) {
         return 0;
@@ -402,7 +405,7 @@ static int gather_slices(struct lane_sum *s, struct comm_group *dp, struct bl_er
 }
 
 int lane_sum_finish(struct lane_sum *sum, struct comm_group *dp, struct comm *comm,
-                    struct kern_pool *pool, struct bl_errmsg *msg)
+                    struct bl_errmsg *msg)
 {
     const struct train_shard *shard = sum->shard;
     for (uint32_t c = 0; c < sum->chunk_count; c++) {
@@ -412,10 +415,10 @@ int lane_sum_finish(struct lane_sum *sum, struct comm_group *dp, struct comm *co
     if (rc != 0) {
         return rc;
     }
-    merge_slices(sum, sum->slices, shard->cut_hi - shard->cut_lo, pool);
+    merge_slices(sum, sum->slices, shard->cut_hi - shard->cut_lo);
     if (sum->tied_elems != 0) {
-        merge_slices(sum, sum->tied_slices, tied_own(shard), pool);
+        merge_slices(sum, sum->tied_slices, tied_own(shard));
     }
-    rc = shard->tied_bounds == NULL ? 0 : add_tied(sum, comm, pool, msg);
+    rc = shard->tied_bounds == NULL ? 0 : add_tied(sum, comm, msg);
     return rc == 0 && shard->zero == 0 ? gather_slices(sum, dp, msg) : rc;
 }

@@ -27,16 +27,18 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "kernels/kern.h"
+#include "kernels/backend.h"
 #include "trainer/comm.h"
 #include "trainer/shard.h"
 
 struct lane_sum;
 
-/* Takes all buffers for `lanes` lanes on the shard's replicas, of a stage with `chunks` chunks.
- * Keeps `shard`. *ret is owned. BL_ELIMIT for more replicas than lanes, -ENOMEM. */
+/* Takes all buffers for `lanes` lanes on the shard's replicas, of a stage with `chunks` chunks, in
+ * the back end's memory; `dp` below moves it. Keeps `shard` and `kern`. *ret is owned. BL_ELIMIT
+ * for more replicas than lanes, -ENOMEM. */
 BL_MUST_CHECK int lane_sum_new(struct lane_sum **ret, const struct train_shard *shard,
-                               uint32_t lanes, uint32_t chunks, struct bl_errmsg *msg);
+                               struct kern *kern, uint32_t lanes, uint32_t chunks,
+                               struct bl_errmsg *msg);
 void lane_sum_free(struct lane_sum *sum); /* NULL is fine */
 
 /* Bytes that lane_sum_new takes for the rank of `shard`. */
@@ -57,13 +59,13 @@ void lane_sum_begin(struct lane_sum *sum);
 float *lane_sum_grads(struct lane_sum *sum, uint32_t chunk);
 
 /* The chunk's gradient of that lane is complete: adds what the tree adds now. */
-void lane_sum_done(struct lane_sum *sum, uint32_t chunk, struct kern_pool *pool);
+void lane_sum_done(struct lane_sum *sum, uint32_t chunk);
 
 /* All chunks have done all lanes: exchanges slices and finishes the tree. `dp` is the group of the
  * ranks with the same part, in the order of replicas (NULL with one); `comm` leads to the first and
  * the last stage (NULL with one stage). Errors of the communicator. */
 BL_MUST_CHECK int lane_sum_finish(struct lane_sum *sum, struct comm_group *dp, struct comm *comm,
-                                  struct kern_pool *pool, struct bl_errmsg *msg);
+                                  struct bl_errmsg *msg);
 
 /* The reduced gradient, head and embedding added, after lane_sum_finish until the next step: of
  * elements [cut_lo, cut_hi) of the local order; with ZeRO 0 of all of it. */

@@ -270,8 +270,7 @@ BL_MUST_CHECK int train_model_eval(struct train_model *model, const kern_real *p
 
 /* After the lane tree, with a tied head: embed[i] = head[i] + embed[i] for a range of count
  * elements, given as pointers into the two regions of the reduced gradient. */
-void train_model_tied_finish(struct kern_pool *pool, float *embed, const float *head,
-                             uint64_t count);
+void train_model_tied_finish(struct kern *kern, float *embed, const float *head, uint64_t count);
 
 struct train_sample {
     double temperature; /* 0: greedy */

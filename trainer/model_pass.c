@@ -145,8 +145,7 @@ int train_model_eval(struct train_model *model, const kern_real *params, const i
     return forward_whole(model, flow, &hooks, ret_loss_sum, ret_tokens, msg);
 }
 
-void train_model_tied_finish(struct kern_pool *pool, float *embed, const float *head,
-                             uint64_t count)
+void train_model_tied_finish(struct kern *kern, float *embed, const float *head, uint64_t count)
 {
-    kern_add(pool, embed, head, embed, count);
+    kern->ops->add(kern, embed, head, embed, count);
 }

@@ -38,13 +38,14 @@ static void mark_foreign(struct train_norm *norm)
     }
 }
 
-int train_norm_init(struct train_norm *norm, const struct train_shard *shard,
+int train_norm_init(struct train_norm *norm, const struct train_shard *shard, struct kern *kern,
                     const uint64_t *flat_elems, struct bl_errmsg *msg)
 {
     const struct train_grid *g = &shard->grid;
     uint64_t own = (shard->cut_hi - shard->cut_lo) / KERN_BLOCK, blocks = 0;
     memset(norm, 0, sizeof *norm);
     norm->shard = shard;
+    norm->kern = kern;
     for (uint32_t t = 0; t < g->tp; t++) {
         blocks += flat_elems[t] / KERN_BLOCK;
     }
@@ -53,8 +54,12 @@ int train_norm_init(struct train_norm *norm, const struct train_shard *shard,
     norm->tp_bounds = calloc((size_t)g->tp + 1, sizeof *norm->tp_bounds);
     norm->plane_bounds = calloc((size_t)g->dp * g->pp + 1, sizeof *norm->plane_bounds);
     norm->is_foreign = calloc(own + 1, 1);
-    if (norm->sums == NULL || norm->plane == NULL || norm->tp_bounds == NULL ||
-        norm->plane_bounds == NULL || norm->is_foreign == NULL) {
+    if (kern->is_device) {
+        norm->blocks_bytes = (own + 1) * sizeof *norm->blocks;
+        norm->blocks = kern->ops->alloc(kern, norm->blocks_bytes);
+    }
+    if ((kern->is_device && norm->blocks == NULL) || norm->sums == NULL || norm->plane == NULL ||
+        norm->tp_bounds == NULL || norm->plane_bounds == NULL || norm->is_foreign == NULL) {
         train_norm_close(norm);
         return bl_err_code(msg, -ENOMEM, "%llu sums of squares", (unsigned long long)blocks);
     }
@@ -73,6 +78,9 @@ int train_norm_init(struct train_norm *norm, const struct train_shard *shard,
 
 void train_norm_close(struct train_norm *norm)
 {
+    if (norm->blocks != NULL) {
+        norm->kern->ops->free(norm->kern, norm->blocks, norm->blocks_bytes);
+    }
     free(norm->sums);
     free(norm->plane);
     free(norm->tp_bounds);
@@ -106,15 +114,31 @@ static void place_stage(const struct train_norm *norm, uint32_t p, double *flat)
     }
 }
 
-int train_norm_squares(struct train_norm *norm, const float *slice, struct comm_group *plane,
-                       struct comm_group *tp, struct kern_pool *pool, double *ret,
-                       struct bl_errmsg *msg)
+/* Where the own blocks stand in what the plane gathers. */
+static double *own_blocks(const struct train_norm *norm)
+{
+    const struct train_grid *g = &norm->shard->grid;
+    return norm->plane + norm->plane_bounds[g->d * g->pp + g->p] / sizeof *norm->plane;
+}
+
+void train_norm_begin(struct train_norm *norm, const float *slice)
+{
+    struct kern *k = norm->kern;
+    uint64_t own = norm->shard->cut_hi - norm->shard->cut_lo;
+    double *mine = own_blocks(norm);
+    k->ops->sumsq_blocks(k, k->is_device ? norm->blocks : mine, slice, own);
+    if (k->is_device && own != 0) {
+        k->ops->download(k, mine, norm->blocks, own / KERN_BLOCK * sizeof *mine);
+    }
+}
+
+int train_norm_squares(struct train_norm *norm, struct comm_group *plane, struct comm_group *tp,
+                       double *ret, struct bl_errmsg *msg)
 {
     const struct train_shard *shard = norm->shard;
     const struct train_grid *g = &shard->grid;
     uint64_t own = shard->cut_hi - shard->cut_lo;
-    double *mine = norm->plane + norm->plane_bounds[g->d * g->pp + g->p] / sizeof *mine;
-    kern_sumsq_blocks(pool, mine, slice, own);
+    double *mine = own_blocks(norm);
     for (uint64_t b = 0; b < own / KERN_BLOCK; b++) {
         mine[b] = norm->is_foreign[b] ? 0.0 : mine[b];
     }

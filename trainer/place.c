@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/lanes.h"
-#include "base/mem.h"
+#include "trainer/dryrun.h"
 #include "trainer/step.h"
 
 /* ---- a job ---- */
@@ -16,9 +16,6 @@ static int check_built(const struct bl_job *job, struct bl_errmsg *msg)
 {
     if (job->train.reduction_fast) {
         return bl_err(msg, BL_ENOTBUILT, "this trainer has train.reduction exact only");
-    }
-    if (strcmp(job->backend, "cuda") == 0 || job->train.precision == BL_PRECISION_BF16) {
-        return bl_err(msg, BL_ENOTBUILT, "this trainer has backend cpu only, in fp32");
     }
     return 0;
 }
@@ -39,14 +36,26 @@ static int new_table(struct train_model **ret, const struct bl_job *job, uint32_
 static int take_losses(struct train_rank *rank, struct bl_errmsg *msg)
 {
     uint64_t bytes = rank->loss_count * sizeof *rank->losses;
-    rank->losses = malloc(bytes);
+    if (rank->losses == NULL) {
+        rank->losses = malloc(bytes);
+    }
     rank->pass_losses = rank->kern->ops->alloc(rank->kern, bytes);
     return rank->losses == NULL || rank->pass_losses == NULL ? bl_err_code(msg, -ENOMEM, "losses")
                                                              : 0;
 }
 
-int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t threads,
-                    struct bl_errmsg *msg)
+/* Chooses the back end and opens it; a device without an arena, which is known with the place. */
+static int open_backend(struct train_rank *rank, uint32_t local_rank, struct bl_errmsg *msg)
+{
+    int rc = train_backend_choose(&rank->backend, rank->job, local_rank, msg);
+    if (rc == 0) {
+        rc = train_backend_open(&rank->kern, &rank->backend, rank->pool, 0, msg);
+    }
+    return rc == 0 ? take_losses(rank, msg) : rc;
+}
+
+int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t local_rank,
+                    uint32_t threads, struct bl_errmsg *msg)
 {
     memset(rank, 0, sizeof *rank);
     rank->job = job;
@@ -70,10 +79,7 @@ int train_rank_open(struct train_rank *rank, const struct bl_job *job, uint32_t 
         rc = kern_pool_new(&rank->pool, rank->threads, msg);
     }
     if (rc == 0) {
-        rc = kern_cpu_open(&rank->kern, rank->pool, msg);
-    }
-    if (rc == 0) {
-        rc = take_losses(rank, msg);
+        rc = open_backend(rank, local_rank, msg);
     }
     return rc == 0 ? new_table(&rank->model, job, 0, msg) : rc;
 }
@@ -88,6 +94,7 @@ static void leave_place(struct train_rank *rank)
     lane_rounds_free(rank->rounds);
     rank->sum = NULL;
     rank->rounds = NULL;
+    train_state_close(&rank->state);
     train_fetch_close(&rank->fetch);
     train_norm_close(&rank->norm);
     train_gather_close(&rank->gather);
@@ -97,7 +104,9 @@ static void leave_place(struct train_rank *rank)
 
 static void free_params(struct train_rank *rank)
 {
-    bl_mem_free(rank->params, rank->params_bytes);
+    if (rank->params != NULL) {
+        rank->kern->ops->free(rank->kern, rank->params, rank->params_bytes);
+    }
     rank->params = NULL;
     rank->params_bytes = 0;
 }
@@ -115,6 +124,47 @@ void train_rank_close(struct train_rank *rank)
     kern_pool_free(rank->pool);
     train_data_close(rank->data);
     memset(rank, 0, sizeof *rank);
+}
+
+/* ---- the memory of a device ---- */
+
+/* Everything that lies in it is given back, and it itself. */
+static void drop_kern(struct train_rank *rank)
+{
+    leave_place(rank);
+    train_model_free(rank->model);
+    rank->model = NULL;
+    rank->has_passes = 0;
+    free_params(rank);
+    rank->pass_losses = NULL;
+    rank->kern->ops->close(rank->kern);
+    rank->kern = NULL;
+}
+
+/* The arena of a device is what the dry run says of the place; a place that wants more gets a
+ * larger one. */
+static int place_arena(struct train_rank *rank, const struct train_grid *grid,
+                       struct bl_errmsg *msg)
+{
+    uint64_t bytes = 0;
+    if (rank->kern == NULL) { /* the last one failed */
+        int rc = train_backend_open(&rank->kern, &rank->backend, rank->pool, 0, msg);
+        if (rc != 0) {
+            return rc;
+        }
+        rank->arena_bytes = 0;
+    }
+    if (!rank->kern->is_device) {
+        return 0;
+    }
+    int rc = train_dry_device_bytes(rank->job, grid, rank->kern, &bytes, msg);
+    if (rc != 0 || bytes <= rank->arena_bytes) {
+        return rc;
+    }
+    drop_kern(rank);
+    rank->arena_bytes = bytes;
+    rc = train_backend_open(&rank->kern, &rank->backend, rank->pool, bytes, msg);
+    return rc == 0 ? take_losses(rank, msg) : rc;
 }
 
 /* ---- a place ---- */
@@ -196,7 +246,8 @@ static int place_model(struct train_rank *rank, const struct train_part *part,
 /* The working buffer, if there is one. */
 static int place_params(struct train_rank *rank, struct bl_errmsg *msg)
 {
-    uint64_t bytes = train_model_buffer_elems(rank->model) * sizeof(float);
+    struct kern *k = rank->kern;
+    uint64_t bytes = train_model_buffer_elems(rank->model) * k->real_bytes;
     if (has_fetch(rank)) {
         free_params(rank);
         return 0;
@@ -206,10 +257,14 @@ static int place_params(struct train_rank *rank, struct bl_errmsg *msg)
     }
     free_params(rank);
     rank->params_bytes = bytes;
-    rank->params = bl_mem_alloc(bytes);
-    return rank->params != NULL
-               ? 0
-               : bl_err_code(msg, -ENOMEM, "%llu bytes for weights", (unsigned long long)bytes);
+    rank->params = k->ops->alloc(k, bytes);
+    if (rank->params == NULL) {
+        return bl_err_code(msg, -ENOMEM, "%llu bytes for weights", (unsigned long long)bytes);
+    }
+    if (k->is_device) { /* what lies between tensors is gathered too; the host's is zero */
+        k->ops->zero(k, rank->params, bytes);
+    }
+    return 0;
 }
 
 /* Of the rank's part. */
@@ -219,6 +274,7 @@ static struct train_stage_config stage_config(const struct train_rank *rank)
     const struct train_part *part = &rank->part;
     uint64_t tokens = (uint64_t)job->train.micro_batch * job->train.seq_len;
     return (struct train_stage_config){.model = rank->model,
+                                       .kern = rank->kern,
                                        .grid = rank->grid,
                                        .chunks = part->chunks,
                                        .sets = part->sets,
@@ -249,10 +305,10 @@ static int place_slices(struct train_rank *rank, struct bl_errmsg *msg)
         flat[t] = rc == 0 ? train_model_flat_elems(tables[t]) : 0;
     }
     if (rc == 0) {
-        rc = train_norm_init(&rank->norm, &rank->shard, flat, msg);
+        rc = train_norm_init(&rank->norm, &rank->shard, rank->kern, flat, msg);
     }
     if (rc == 0) {
-        rc = train_gather_init(&rank->gather, &rank->shard, tables, msg);
+        rc = train_gather_init(&rank->gather, &rank->shard, rank->kern, tables, msg);
     }
     for (uint32_t t = 0; tables != NULL && t < tp; t++) {
         train_model_free(tables[t]);
@@ -279,16 +335,19 @@ static int take_place(struct train_rank *rank, struct bl_errmsg *msg)
     if (rc == 0) {
         rc = place_stage(rank, msg);
     }
+    if (rc == 0 && rank->kern->is_device) {
+        rc = train_state_init(&rank->state, rank->kern, &rank->shard, msg);
+    }
     if (rc == 0) {
         rc = place_slices(rank, msg);
     }
     if (rc == 0 && has_fetch(rank)) {
-        rc = train_fetch_init(&rank->fetch, &rank->shard, &rank->gather, msg);
+        rc = train_fetch_init(&rank->fetch, &rank->shard, rank->kern, &rank->gather, msg);
     }
     if (rc == 0 && has_rounds(rank)) { /* last: they tell that there is a place */
-        rc = lane_rounds_new(&rank->rounds, &rank->shard, job->lanes, msg);
+        rc = lane_rounds_new(&rank->rounds, &rank->shard, rank->kern, job->lanes, msg);
     } else if (rc == 0) {
-        rc = lane_sum_new(&rank->sum, &rank->shard, job->lanes, rank->part.chunks, msg);
+        rc = lane_sum_new(&rank->sum, &rank->shard, rank->kern, job->lanes, rank->part.chunks, msg);
     }
     return rc;
 }
@@ -306,7 +365,10 @@ int train_rank_place(struct train_rank *rank, const struct train_grid *grid, str
     }
     leave_place(rank);
     rank->grid = *grid;
-    int rc = take_place(rank, msg);
+    int rc = place_arena(rank, grid, msg);
+    if (rc == 0) {
+        rc = take_place(rank, msg);
+    }
     if (rc != 0) {
         leave_place(rank);
     }
@@ -327,6 +389,16 @@ static int new_group(struct comm_group **ret, struct comm *comm, const uint32_t 
     return count == 1 ? 0 : comm_group_new(ret, comm, ranks, count, msg);
 }
 
+/* A world's list of ranks, to be filled; NULL: no memory. */
+static uint32_t *new_ranks(const struct train_grid *g, struct bl_errmsg *msg)
+{
+    uint32_t *ranks = calloc(g->world, sizeof *ranks);
+    if (ranks == NULL) {
+        bl_err_code(msg, -ENOMEM, "groups of %u ranks", g->world);
+    }
+    return ranks;
+}
+
 int train_rank_join(struct train_rank *rank, struct comm *comm, struct bl_errmsg *msg)
 {
     const struct train_grid *g = &rank->grid;
@@ -335,14 +407,15 @@ int train_rank_join(struct train_rank *rank, struct comm *comm, struct bl_errmsg
         BL_ASSERT(g->world == 1);
         return 0;
     }
-    uint32_t *ranks = calloc(g->world, sizeof *ranks);
+    uint32_t *ranks = new_ranks(g, msg);
     if (ranks == NULL) {
-        return bl_err_code(msg, -ENOMEM, "groups of %u ranks", g->world);
+        return -ENOMEM;
     }
     rank->comm = comm;
     train_grid_tp_group(g, ranks);
-    int rc = new_group(&rank->tp, comm, ranks, g->tp, msg);
-    if (rc == 0) {
+    int rc = new_group(&rank->tp_host, comm, ranks, g->tp, msg);
+    if (rc == 0 && !rank->kern->is_device) { /* the host's memory is the back end's */
+        rank->tp = rank->tp_host;
         train_grid_dp_group(g, ranks);
         rc = new_group(&rank->dp, comm, ranks, g->dp, msg);
     }
@@ -356,11 +429,88 @@ int train_rank_join(struct train_rank *rank, struct comm *comm, struct bl_errmsg
     return rc;
 }
 
+static int engine_group(struct comm_group **ret, struct comm *comm, const uint32_t *ranks,
+                        uint32_t count, struct bl_errmsg *msg)
+{
+    return count == 1 ? 0 : comm_group_on_engine(ret, comm, ranks, count, msg);
+}
+
+static void add_channel(struct comm_channel *list, uint32_t *count, uint32_t from, uint32_t to,
+                        uint32_t kind)
+{
+    list[(*count)++] = (struct comm_channel){from, to, kind};
+}
+
+/* Between the stages of all replicas and slices. */
+static int open_channels(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    const struct train_grid *g = &rank->grid;
+    int is_tied = rank->shard.tied_bounds != NULL, is_ring = rank->part.chunks > 1;
+    uint32_t count = 0, columns = g->tp * g->dp;
+    struct comm_channel *list = calloc((size_t)columns * (2 * g->pp + 2), sizeof *list);
+    if (list == NULL) {
+        return bl_err_code(msg, -ENOMEM, "channels of %u stages", g->pp);
+    }
+    for (uint32_t i = 0; i < columns; i++) {
+        uint32_t t = i % g->tp, d = i / g->tp;
+        uint32_t first = train_grid_at(g, t, 0, d), last = train_grid_at(g, t, g->pp - 1, d);
+        for (uint32_t p = 0; p + !is_ring < g->pp; p++) {
+            uint32_t here = train_grid_at(g, t, p, d);
+            uint32_t next = train_grid_at(g, t, (p + 1) % g->pp, d);
+            add_channel(list, &count, here, next, COMM_CHANNEL_FORWARD);
+            add_channel(list, &count, next, here, COMM_CHANNEL_BACKWARD);
+        }
+        if (is_tied) {
+            add_channel(list, &count, first, last, COMM_CHANNEL_EMBED);
+            add_channel(list, &count, last, first, COMM_CHANNEL_TIED);
+        }
+    }
+    int rc = comm_channels_open(rank->comm, list, count, msg);
+    free(list);
+    return rc;
+}
+
+int train_rank_attach(struct train_rank *rank, uint32_t deadline_ms, struct bl_errmsg *msg)
+{
+    const struct train_grid *g = &rank->grid;
+    const struct comm_engine_ops *ops = rank->backend.engine;
+    struct comm_engine *engine;
+    if (rank->comm == NULL || !rank->kern->is_device) {
+        return 0;
+    }
+    if (ops == NULL) {
+        return bl_err(msg, BL_ENOTBUILT, "backend %s moves no memory between %u ranks",
+                      rank->kern->ops->name, g->world);
+    }
+    uint32_t *ranks = new_ranks(g, msg);
+    if (ranks == NULL) {
+        return -ENOMEM;
+    }
+    int rc = ops->open(&engine, rank->kern, rank->comm, deadline_ms, msg);
+    if (rc == 0) {
+        comm_attach(rank->comm, ops, engine);
+        train_grid_tp_group(g, ranks);
+        rc = engine_group(&rank->tp, rank->comm, ranks, g->tp, msg);
+    }
+    if (rc == 0) {
+        train_grid_dp_group(g, ranks);
+        rc = engine_group(&rank->dp, rank->comm, ranks, g->dp, msg);
+    }
+    if (rc == 0 && g->pp > 1) {
+        rc = open_channels(rank, msg);
+    }
+    free(ranks);
+    return rc;
+}
+
 void train_rank_leave(struct train_rank *rank)
 {
-    comm_group_free(rank->tp);
+    if (rank->tp != rank->tp_host) {
+        comm_group_free(rank->tp);
+    }
+    comm_group_free(rank->tp_host);
     comm_group_free(rank->dp);
     comm_group_free(rank->plane);
-    rank->tp = rank->dp = rank->plane = NULL;
+    rank->tp = rank->tp_host = rank->dp = rank->plane = NULL;
     rank->comm = NULL;
 }

@@ -7,13 +7,10 @@ static int rank_weights(void *ctx, uint32_t unit, int backward, const kern_real 
     struct train_rank_hooks *h = ctx;
     struct train_rank *rank = h->rank;
     if (rank->fetch.memory != NULL) {
-        const float *weights = NULL;
-        int rc =
-            train_fetch_unit(&rank->fetch, unit, backward, rank->comm, rank->tp, &weights, msg);
-        *ret = kern_real_f32_view(weights);
-        return rc;
+        return train_fetch_unit(&rank->fetch, unit, backward, rank->comm, rank->dp, rank->tp, ret,
+                                msg);
     }
-    h->plain.params = kern_real_f32_view(rank->params);
+    h->plain.params = rank->params;
     const struct train_hooks plain = train_hooks_plain(&h->plain);
     return plain.weights(plain.ctx, unit, backward, ret, msg);
 }
@@ -37,8 +34,7 @@ static int rank_grads(void *ctx, uint32_t unit, float **ret, struct bl_errmsg *m
 static int rank_grads_done(void *ctx, uint32_t unit, struct bl_errmsg *msg)
 {
     struct train_rank *rank = ((struct train_rank_hooks *)ctx)->rank;
-    return rank->rounds == NULL ? 0
-                                : lane_rounds_done(rank->rounds, unit, rank->dp, rank->pool, msg);
+    return rank->rounds == NULL ? 0 : lane_rounds_done(rank->rounds, unit, rank->dp, msg);
 }
 
 struct train_hooks train_rank_hooks(struct train_rank_hooks *state, struct train_rank *rank)

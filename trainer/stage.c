@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
 
 #define STAGE_RECEIVES 4u /* inputs that are asked for ahead */
 #define STAGE_SENDS    4u /* outputs that may be under way */
@@ -17,14 +16,14 @@
 #define TAG_BACKWARD 2u
 
 struct stage_message {
-    float *data; /* [stream_elems] */
+    kern_real *data; /* [stream_elems] */
     struct comm_request *request;
 };
 
 struct train_stage {
     struct train_stage_config config;
     uint64_t vstages;
-    float *memory; /* of all messages */
+    kern_real *memory; /* of all messages */
     uint64_t memory_bytes;
     struct stage_message receives[STAGE_RECEIVES], sends[STAGE_SENDS];
     uint64_t wait_ns, run_ns; /* of the last run */
@@ -44,11 +43,20 @@ struct stage_run {
 
 /* ---- life ---- */
 
+static uint64_t stream_bytes(const struct train_stage_config *config)
+{
+    return config->stream_elems * config->kern->real_bytes;
+}
+
 uint64_t train_stage_bytes(const struct train_stage_config *config)
 {
     uint64_t messages = config->grid.pp > 1 ? STAGE_RECEIVES + STAGE_SENDS : 0;
-    return messages * config->stream_elems * sizeof(float) +
-           2 * config->sets * config->tokens * sizeof(int32_t);
+    return messages * stream_bytes(config);
+}
+
+uint64_t train_stage_token_bytes(const struct train_stage_config *config)
+{
+    return 2 * config->sets * config->tokens * sizeof(int32_t);
 }
 
 uint64_t train_stage_early_bytes(const struct train_stage_config *config)
@@ -56,9 +64,8 @@ uint64_t train_stage_early_bytes(const struct train_stage_config *config)
     /* Activations that the stage before has sent wait for their backward there, and gradients that
      * the stage behind has sent are of what waits here: each at most the first stage's bound. */
     uint64_t bound = train_pipeline_bound(config->grid.pp, 0, config->chunks);
-    uint64_t messages = config->grid.pp > 1 ? 2 * bound : 0;
-    return EARLY_BYTES_OTHER +
-           messages * (config->stream_elems * sizeof(float) + EARLY_BYTES_FRAME);
+    uint64_t messages = config->grid.pp > 1 && !config->kern->is_device ? 2 * bound : 0;
+    return EARLY_BYTES_OTHER + messages * (stream_bytes(config) + EARLY_BYTES_FRAME);
 }
 
 int train_stage_new(struct train_stage **ret, const struct train_stage_config *config,
@@ -72,20 +79,18 @@ int train_stage_new(struct train_stage **ret, const struct train_stage_config *c
     s->vstages = (uint64_t)config->grid.pp * config->chunks;
     s->tokens = calloc(2 * (size_t)config->sets * config->tokens, sizeof *s->tokens);
     if (config->grid.pp > 1) {
-        s->memory_bytes = (STAGE_RECEIVES + STAGE_SENDS) * config->stream_elems * sizeof *s->memory;
-        s->memory = bl_mem_alloc(s->memory_bytes);
+        s->memory_bytes = train_stage_bytes(config);
+        s->memory = config->kern->ops->alloc(config->kern, s->memory_bytes);
     }
     if (s->tokens == NULL || (config->grid.pp > 1 && s->memory == NULL)) {
         train_stage_free(s);
         return bl_err_code(msg, -ENOMEM, "%llu bytes for messages between stages",
                            (unsigned long long)train_stage_bytes(config));
     }
-    float *at = s->memory;
-    for (uint32_t i = 0; at != NULL && i < STAGE_RECEIVES; i++, at += config->stream_elems) {
-        s->receives[i].data = at;
-    }
-    for (uint32_t i = 0; at != NULL && i < STAGE_SENDS; i++, at += config->stream_elems) {
-        s->sends[i].data = at;
+    for (uint32_t i = 0; s->memory != NULL && i < STAGE_RECEIVES + STAGE_SENDS; i++) {
+        struct stage_message *m =
+            i < STAGE_RECEIVES ? &s->receives[i] : &s->sends[i - STAGE_RECEIVES];
+        m->data = kern_real_at(config->kern, s->memory, i * config->stream_elems);
     }
     *ret = s;
     return 0;
@@ -96,7 +101,9 @@ void train_stage_free(struct train_stage *stage)
     if (stage == NULL) {
         return;
     }
-    bl_mem_free(stage->memory, stage->memory_bytes);
+    if (stage->memory != NULL) {
+        stage->config.kern->ops->free(stage->config.kern, stage->memory, stage->memory_bytes);
+    }
     free(stage->tokens);
     free(stage);
 }
@@ -152,7 +159,7 @@ static int ask_ahead(struct stage_run *run, struct bl_errmsg *msg)
         }
         struct stage_message *m = &s->receives[run->received_asked++ % STAGE_RECEIVES];
         int rc = comm_recv_start(run->comm, rank_of(s, from), tag_of(op, (uint64_t)from), m->data,
-                                 s->config.stream_elems * sizeof(float), &m->request, msg);
+                                 stream_bytes(&s->config), &m->request, msg);
         if (rc != 0) {
             return rc;
         }
@@ -173,7 +180,7 @@ static int await(struct stage_run *run, struct stage_message *m, struct bl_errms
     return rc;
 }
 
-static int receive(struct stage_run *run, const struct train_pipe_op *op, const float **ret,
+static int receive(struct stage_run *run, const struct train_pipe_op *op, const kern_real **ret,
                    struct bl_errmsg *msg)
 {
     *ret = NULL;
@@ -186,7 +193,7 @@ static int receive(struct stage_run *run, const struct train_pipe_op *op, const 
 }
 
 /* A buffer for the operation's output, or NULL where it goes nowhere. */
-static int take_output(struct stage_run *run, const struct train_pipe_op *op, float **ret,
+static int take_output(struct stage_run *run, const struct train_pipe_op *op, kern_real **ret,
                        struct bl_errmsg *msg)
 {
     *ret = NULL;
@@ -219,7 +226,7 @@ static int send_output(struct stage_run *run, const struct train_pipe_op *op, st
     }
     struct stage_message *m = &s->sends[run->sent++ % STAGE_SENDS];
     int rc = comm_send_start(run->comm, rank_of(s, to), tag_of(op, vstage_of(s, op)), m->data,
-                             s->config.stream_elems * sizeof(float), &m->request, msg);
+                             stream_bytes(&s->config), &m->request, msg);
     if (rc == 0) {
         push_sends(run);
     }
@@ -229,8 +236,9 @@ static int send_output(struct stage_run *run, const struct train_pipe_op *op, st
 static int poke(void *ctx, struct bl_errmsg *msg)
 {
     struct stage_run *run = ctx;
-    if (run->comm == NULL) {
-        return 0;
+    int rc = run->work->poke == NULL ? 0 : run->work->poke(run->work->ctx, msg);
+    if (rc != 0 || run->comm == NULL) {
+        return rc;
     }
     comm_poke(run->comm);
     push_sends(run);
@@ -259,8 +267,8 @@ static int run_grads_done(void *ctx, uint32_t unit, struct bl_errmsg *msg)
     return h->grads_done(h->ctx, unit, msg);
 }
 
-static int pass(struct stage_run *run, const struct train_pipe_op *op, const float *input,
-                float *output, struct bl_errmsg *msg)
+static int pass(struct stage_run *run, const struct train_pipe_op *op, const kern_real *input,
+                kern_real *output, struct bl_errmsg *msg)
 {
     struct train_stage *s = run->stage;
     uint64_t v = vstage_of(s, op), tokens_at = 2 * op->set * s->config.tokens, counted;
@@ -280,19 +288,19 @@ static int pass(struct stage_run *run, const struct train_pipe_op *op, const flo
         return rc;
     }
     if (op->backward) {
-        flow.dout = kern_real_f32_view(input);
-        flow.din = kern_real_f32(output);
+        flow.dout = input;
+        flow.din = output;
         return train_model_backward(s->config.model, &flow, &run->hooks, msg);
     }
-    flow.in = kern_real_f32_view(input);
-    flow.out = kern_real_f32(output);
+    flow.in = input;
+    flow.out = output;
     return train_model_forward(s->config.model, &flow, &run->hooks, &counted, msg);
 }
 
 static int operate(struct stage_run *run, const struct train_pipe_op *op, struct bl_errmsg *msg)
 {
-    const float *input;
-    float *output;
+    const kern_real *input;
+    kern_real *output;
     int rc = ask_ahead(run, msg);
     if (rc == 0) {
         rc = receive(run, op, &input, msg);

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "kernels/kern.h"
+#include "kernels/backend.h"
 #include "trainer/comm.h"
 #include "trainer/grid.h"
 #include "trainer/model.h"
@@ -25,6 +25,7 @@ struct train_stage;
 
 struct train_stage_config {
     struct train_model *model; /* kept; the grid's part of it */
+    struct kern *kern;         /* kept; where streams are */
     struct train_grid grid;
     uint32_t chunks, sets; /* the model's */
     uint64_t tokens;       /* of a micro-batch */
@@ -45,6 +46,8 @@ struct train_work {
                  struct bl_errmsg *msg);
     /* After it. */
     int (*end)(void *ctx, const struct train_pipe_op *op, struct bl_errmsg *msg);
+    /* Between the units of passes; NULL: nothing to do then. */
+    int (*poke)(void *ctx, struct bl_errmsg *msg);
 };
 
 /* Takes the buffers of messages and tokens. *ret is owned. -ENOMEM. */
@@ -52,11 +55,13 @@ BL_MUST_CHECK int train_stage_new(struct train_stage **ret, const struct train_s
                                   struct bl_errmsg *msg);
 void train_stage_free(struct train_stage *stage); /* NULL is fine */
 
-/* Bytes that train_stage_new takes. */
+/* Bytes that train_stage_new takes: of the back end's memory for messages, of the host's for
+ * tokens. */
 uint64_t train_stage_bytes(const struct train_stage_config *config);
+uint64_t train_stage_token_bytes(const struct train_stage_config *config);
 
 /* Bytes of messages that may arrive before this rank asks for them (comm_config.early_bytes_max):
- * what the neighbours can be ahead by the bounds of the schedule. */
+ * what the neighbours can be ahead by the bounds of the schedule. A device's wait at the sender. */
 uint64_t train_stage_early_bytes(const struct train_stage_config *config);
 
 /* Runs all operations of `pipeline` (the config's stage and chunks; no more sets). `comm` NULL:

@@ -73,9 +73,16 @@ static int end_pass(void *arg, const struct train_pipe_op *op, struct bl_errmsg 
         return 0;
     }
     if (rank->sum != NULL && (op->micro + 1) % rank->micro_batches == 0) {
-        lane_sum_done(rank->sum, op->chunk, rank->pool);
+        lane_sum_done(rank->sum, op->chunk);
     }
     return BL_FAILPOINT("mid-backward");
+}
+
+/* A device's copy of the last step may be complete. */
+static int poke(void *arg, struct bl_errmsg *msg)
+{
+    struct train_rank *rank = ((struct step_work *)arg)->rank;
+    return rank->slot_ready == NULL ? 0 : rank->slot_ready(rank->slot_ctx, 0, msg);
 }
 
 /* The own lanes' gradients, summed over all lanes. */
@@ -86,7 +93,8 @@ static int sum_lanes(struct train_rank *rank, uint64_t step, struct bl_errmsg *m
                                      .hooks = train_rank_hooks(&work.hooks, rank),
                                      .read = read_batch,
                                      .begin = begin_pass,
-                                     .end = end_pass};
+                                     .end = end_pass,
+                                     .poke = poke};
     train_losses_begin(rank);
     if (rank->rounds != NULL) {
         lane_rounds_begin(rank->rounds);
@@ -99,10 +107,10 @@ static int sum_lanes(struct train_rank *rank, uint64_t step, struct bl_errmsg *m
         rc = train_rank_idle(rank, missing * rank->micro_batches, 1, msg);
     }
     if (rc == 0 && rank->rounds != NULL) {
-        lane_rounds_finish(rank->rounds, rank->pool);
+        lane_rounds_finish(rank->rounds);
         return 0;
     }
-    return rc == 0 ? lane_sum_finish(rank->sum, rank->dp, rank->comm, rank->pool, msg) : rc;
+    return rc == 0 ? lane_sum_finish(rank->sum, rank->dp, rank->comm, msg) : rc;
 }
 
 float *train_rank_slice(struct train_rank *rank)
@@ -128,7 +136,17 @@ int train_losses_end(struct train_rank *rank, uint32_t count, struct bl_errmsg *
 {
     struct kern *k = rank->kern;
     k->ops->download(k, rank->losses, rank->pass_losses, count * sizeof *rank->losses);
-    return k->ops->sync(k, msg);
+    return train_rank_sync(rank, msg);
+}
+
+int train_rank_sync(struct train_rank *rank, struct bl_errmsg *msg)
+{
+    struct kern *k = rank->kern;
+    /* First: the daemon's digest of the last slot runs while this waits. */
+    int rc =
+        k->is_device && rank->slot_ready != NULL ? rank->slot_ready(rank->slot_ctx, 1, msg) : 0;
+    rc = rc == 0 ? k->ops->sync(k, msg) : rc;
+    return rc == 0 && k->is_device && rank->comm != NULL ? comm_check(rank->comm, msg) : rc;
 }
 
 /* The sum of bits with zeros is the bits. */
@@ -155,7 +173,9 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
     if (rc == 0) {
         rc = train_data_unchanged(rank->data, msg); /* what was read is what was opened */
     }
-    if (rc == 0) {
+    if (rc == 0) { /* all that the host wants of the step, with one wait */
+        const float *slice = train_rank_slice(rank);
+        train_norm_begin(&rank->norm, slice + (rank->shard.cut_lo - rank->shard.own_lo));
         rc = train_losses_end(rank, rank->job->lanes, msg);
     }
     if (rc == 0) {
@@ -163,8 +183,7 @@ int train_step_gradient(struct train_rank *rank, uint64_t step, struct train_ste
     }
     double squares = 0;
     if (rc == 0) {
-        const float *cut = train_rank_slice(rank) + (rank->shard.cut_lo - rank->shard.own_lo);
-        rc = train_norm_squares(&rank->norm, cut, rank->plane, rank->tp, rank->pool, &squares, msg);
+        rc = train_norm_squares(&rank->norm, rank->plane, rank->tp_host, &squares, msg);
     }
     if (rc != 0) {
         return rc;
@@ -261,9 +280,9 @@ void train_step_apply(struct train_rank *rank, const struct train_step_result *s
 int train_step_gather(struct train_rank *rank, const void *slot, struct bl_errmsg *msg)
 {
     if (rank->fetch.memory != NULL) {
-        train_fetch_begin(&rank->fetch, slot);
+        train_fetch_begin(&rank->fetch, &rank->state, slot);
         return BL_FAILPOINT("mid-gather");
     }
-    return train_gather_weights(&rank->gather, slot, rank->params, rank->dp, rank->tp, rank->comm,
-                                rank->pool, msg);
+    return train_gather_weights(&rank->gather, &rank->state, slot, rank->params, rank->dp, rank->tp,
+                                rank->comm, msg);
 }

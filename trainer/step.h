@@ -23,7 +23,8 @@
 
 #include "base/error.h"
 #include "base/job.h"
-#include "kernels/kern.h"
+#include "kernels/backend.h"
+#include "trainer/backend.h"
 #include "trainer/comm.h"
 #include "trainer/data.h"
 #include "trainer/fetch.h"
@@ -42,7 +43,9 @@ struct train_rank {
     const struct bl_job *job; /* kept */
     uint32_t threads;
     struct kern_pool *pool;
-    struct kern *kern;         /* of the CPU: on the pool */
+    struct train_backend backend;
+    struct kern *kern;         /* the CPU's: on the pool; a device's may change with the place */
+    uint64_t arena_bytes;      /* of a device; 0: it gives memory piece by piece */
     struct train_model *model; /* until train_rank_place: the table alone, of the first tp rank;
                                   NULL after one that failed */
     uint32_t has_passes;       /* the model is that of `part`, with its memory */
@@ -64,12 +67,13 @@ struct train_rank {
     struct train_norm norm;
     struct train_gather gather;
     struct train_state state; /* on a device; else not in use, and slots are the state */
-    float *params; /* working buffer: the part's weights of the newest gathered step; NULL with
-                      `fetch` */
+    kern_real *params; /* working buffer: the part's weights of the newest gathered step; NULL with
+                          `fetch` */
     uint64_t params_bytes;
     /* Of the present generation; groups are NULL where there is one member: */
-    struct comm *comm; /* borrowed; NULL in a world of one without peers */
-    struct comm_group *tp, *dp, *plane;
+    struct comm *comm;                  /* borrowed; NULL in a world of one without peers */
+    struct comm_group *tp, *dp;         /* of the back end's memory */
+    struct comm_group *tp_host, *plane; /* of the host's */
     /* On a device the newest slot is complete some time after train_step_apply: called (NULL: not)
      * between passes with `must` 0, and with 1 before the host waits for the device. */
     int (*slot_ready)(void *ctx, int must, struct bl_errmsg *msg);
@@ -91,14 +95,15 @@ struct train_step_result {
 };
 
 /* Opens data and checks the model for a job. `rank` is caller's memory, ended by
- * train_rank_close, also after an error. BL_ECONFIG for a job that cannot work; -ENOMEM. `threads`
- * 0: the job's. */
+ * train_rank_close, also after an error. BL_ECONFIG for a job that cannot work; -ENOMEM; errors of
+ * train_backend_choose, which `local_rank` is for. `threads` 0: the job's. */
 BL_MUST_CHECK int train_rank_open(struct train_rank *rank, const struct bl_job *job,
-                                  uint32_t threads, struct bl_errmsg *msg);
+                                  uint32_t local_rank, uint32_t threads, struct bl_errmsg *msg);
 void train_rank_close(struct train_rank *rank);
 
 /* Becomes the grid's rank: takes its part of the model, cuts the state, takes the buffers. Keeps
- * what it has when nothing changed. Not while joined. */
+ * what it has when nothing changed. Not while joined. On a device takes it anew when the place
+ * wants more memory than it has; BL_ECONFIG with the sum when the device has less. */
 BL_MUST_CHECK int train_rank_place(struct train_rank *rank, const struct train_grid *grid,
                                    struct bl_errmsg *msg);
 
@@ -114,7 +119,16 @@ uint64_t train_rank_early_bytes(const struct train_rank *rank);
  * is borrowed until train_rank_leave, which comes before comm_free. -ENOMEM. */
 BL_MUST_CHECK int train_rank_join(struct train_rank *rank, struct comm *comm,
                                   struct bl_errmsg *msg);
+/* After comm_connect, by all ranks: on a device opens the engine, with its groups and channels,
+ * which comm_free closes. Errors of the communicator; BL_ENOTBUILT without an engine. */
+BL_MUST_CHECK int train_rank_attach(struct train_rank *rank, uint32_t deadline_ms,
+                                    struct bl_errmsg *msg);
 void train_rank_leave(struct train_rank *rank); /* one that did not join is fine */
+
+/* Waits for the back end; what it was called to do, messages too, is good: else the error of
+ * either.
+ */
+BL_MUST_CHECK int train_rank_sync(struct train_rank *rank, struct bl_errmsg *msg);
 
 /* Passes add from now on to where train_rank_loss says; then waits for the back end and has the
  * first `count` on the host. Its errors. */

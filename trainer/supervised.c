@@ -176,7 +176,8 @@ static int join_peers(struct life *life, struct bl_errmsg *msg)
     }
     train_watcher_guard(&life->watcher, life->comm);
     rc = train_rank_join(&life->rank, life->comm, msg);
-    return rc != 0 ? rc : comm_connect(life->comm, plan->load_deadline_ms, msg);
+    rc = rc != 0 ? rc : comm_connect(life->comm, plan->load_deadline_ms, msg);
+    return rc != 0 ? rc : train_rank_attach(&life->rank, plan->load_deadline_ms, msg);
 }
 
 static void leave_peers(struct life *life)
@@ -334,6 +335,10 @@ static int generation_run(struct life *life, struct bl_errmsg *msg)
 static int next_generation(struct life *life, int rc, const struct bl_errmsg *why,
                            struct bl_errmsg *msg)
 {
+    if (life->comm !=
+        NULL) { /* a device's queue may stand in front of a message that never comes */
+        comm_abort(life->comm);
+    }
     leave_peers(life);
     fprintf(stderr, "belay-train: generation %llu: %s; parks\n",
             (unsigned long long)life->plan.generation, why->text);
@@ -410,7 +415,12 @@ static int open_ledger(struct train_rank *rank, struct bl_errmsg *msg)
 static int prepare(struct life *life, struct bl_errmsg *msg)
 {
     life->report.metrics_fd = -1;
-    int rc = train_rank_open(&life->rank, life->job, 0, msg);
+    const char *local = getenv("BELAY_LOCAL_RANK");
+    uint32_t local_rank = local != NULL ? (uint32_t)strtoul(local, NULL, 10) : 0;
+    int rc = train_rank_open(&life->rank, life->job, local_rank, 0, msg);
+    if (rc == 0) {
+        fprintf(stderr, "belay-train: %s\n", life->rank.backend.why);
+    }
     life->rank.slot_ready = seal_newest;
     life->rank.slot_ctx = life;
     if (rc == 0) {

@@ -7,9 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGN       256u
-#define BLOCKS_MAX  4096u
-#define PENDING_MAX 1024u
+#define ALIGN         256u
+#define BLOCKS_MAX    4096u
+#define WITHOUT_ARENA (1ull << 28)
+#define PENDING_MAX   1024u
 
 struct block { /* given out, ascending */
     uint64_t at, bytes;
@@ -582,7 +583,7 @@ int fake_device_open(struct kern **ret, uint64_t arena_bytes, struct bl_errmsg *
 {
     struct fake_device *d = calloc(1, sizeof *d);
     BL_ASSERT(d != NULL);
-    d->arena_bytes = (arena_bytes + 4095) / 4096 * 4096;
+    d->arena_bytes = arena_bytes != 0 ? (arena_bytes + 4095) / 4096 * 4096 : WITHOUT_ARENA;
     d->arena =
         mmap(NULL, d->arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (d->arena == MAP_FAILED) {

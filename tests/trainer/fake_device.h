@@ -26,9 +26,4 @@ void fake_device_unmap(struct kern *k);
 uint64_t fake_device_used(const struct kern *k);
 uint64_t fake_device_used_max(const struct kern *k);
 
-/* It as a plug-in of one device for each local rank, with an engine that moves bytes by the host's
- * connections. */
-const struct kern_plugin *fake_device_plugin(void);
-const struct comm_engine_ops *fake_device_engine(void);
-
 #endif

@@ -112,7 +112,7 @@ uint64_t model_bench_digest(const struct bl_job_model *config, uint32_t seq_len,
         double loss = model_bench_pass(&b, 0, &tokens);
         loss += model_bench_pass(&b, 1, &tokens);
         uint64_t tied = train_model_tied_elems(b.model);
-        train_model_tied_finish(b.pool, b.grads, b.grads + b.buffer_elems, tied);
+        train_model_tied_finish(b.kern, b.grads, b.grads + b.buffer_elems, tied);
         kern_scale(b.pool, b.grads, 1.0f / (float)(2 * tokens), b.buffer_elems);
         kern_sumsq_blocks(b.pool, sums, b.grads, b.buffer_elems);
         double norm = kern_tree_sum(sums, b.buffer_elems / KERN_BLOCK);

@@ -44,7 +44,7 @@ static void setup_layout(struct setup *s, uint32_t ranks, const char *layout)
             "model: {layers: 2, dim: 32, hidden: 72, heads: 4, kv_heads: 2}\n"
             "data: {files: [text]}\n"
             "train: {global_batch: 8, micro_batch: 1, seq_len: 16, steps: %d, lr: 1e-2, "
-            "warmup: 2, eval_every: 2}\n",
+            "warmup: 2, eval_every: 2, precision: fp32}\n",
             ranks, layout, STEPS);
     assert_int_equal(fclose(f), 0);
     if (bl_job_load(&s->bench.job, s->job_path, &msg) != 0) {
@@ -316,6 +316,39 @@ static void test_ledger_has_the_same_samples_after_recoveries(void **state)
     check_ledger(4, 2, "layout: {pp: 2}\n");
 }
 
+/* On a device slots are sealed when the copy out of it is complete. */
+static void test_ranks_on_devices_have_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t respawn, deaths;
+        const char *fail;
+    } cases[] = {{0, 0, NULL},
+                 {1, 1, "mid-load@1:kill:1"},
+                 {1, 1, "mid-backward@1:kill:6"},
+                 {1, 1, "voted-unapplied@1:kill:3"},
+                 {1, 1, "mid-apply@0:kill:3"},
+                 {0, 1, "mid-gather@2:kill:4"},
+                 {0, 1, "before-vote@1:segv:6"}};
+    struct setup s;
+    char plugin[512];
+    const char *build = getenv("BELAY_BUILD");
+    snprintf(plugin, sizeof plugin, "%s/tests/trainer/libfake_device.so", build ? build : ".");
+    setup_layout(&s, 3, "backend: cpu\n"); /* the digest to reach */
+    char digest[BL_STATE_DIGEST_TEXT_BYTES];
+    memcpy(digest, s.digest, sizeof digest);
+    train_bench_close(&s.bench);
+    setenv("BELAY_CUDA_PLUGIN", plugin, 1);
+    setup_layout(&s, 3, "backend: cuda\n");
+    assert_string_equal(digest, s.digest);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fake_run run = {.ranks = 3, .respawn = cases[i].respawn, .fail = cases[i].fail};
+        run_and_compare(&s, &run, cases[i].deaths);
+    }
+    train_bench_close(&s.bench);
+    unsetenv("BELAY_CUDA_PLUGIN");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -330,6 +363,7 @@ int main(void)
         cmocka_unit_test(test_zero_3_ranks_survive_kills),
         cmocka_unit_test(test_two_ranks_die_one_after_the_other),
         cmocka_unit_test(test_metrics_go_on_after_a_recovery_with_the_same_lines),
+        cmocka_unit_test(test_ranks_on_devices_have_the_bits_of_the_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

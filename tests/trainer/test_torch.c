@@ -89,7 +89,7 @@ static void check_model(const char *name, const struct bl_job_model *config)
     make_inputs(&b);
     double loss = model_bench_pass(&b, 0, &counted);
     assert_int_equal(counted, BATCH * SEQ_LEN - 1);
-    train_model_tied_finish(NULL, b.grads, b.grads + b.buffer_elems,
+    train_model_tied_finish(b.kern, b.grads, b.grads + b.buffer_elems,
                             train_model_tied_elems(b.model));
     assert_non_null(fgets(line, sizeof line, f)); /* who made it */
     assert_int_equal(fscanf(f, "loss %lf", &expect), 1);
