@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention with grouped queries: the functions of the table, and the path for every even
+ * Causal attention with grouped queries: the functions of the table, and the path for every
  * head size up to 256 in fp32 and bf16. bf16 with the head sizes of attention_flash.cu goes there.
  *
  * A block has TILE rows (queries; keys in the pass for dK and dV) and eight threads a row, all of
@@ -15,7 +15,8 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/ops.h"
 
-#define LANES 8U /* threads of a row */
+#define LANES        8U /* threads of a row */
+#define HEAD_DIM_MAX 256U
 
 /* rows [first, first + TILE) of one head into fp32, zeros behind `limit` and behind D. `stride`:
  * elements from a row to the next. */
@@ -191,11 +192,26 @@ static __global__ void __launch_bounds__(TILE *LANES, 2)
 
 /* ---- backward ---- */
 
-/* A warp for each row of scratch: lane i adds channels i, i + 32, ..., then the lanes. */
+/* Two neighbours; `whole`: at once, from an address of that size. */
+static __device__ __forceinline__ float2 pair_load(const float *x, int whole)
+{
+    return whole ? *(const float2 *)x : make_float2(x[0], x[1]);
+}
+
+static __device__ __forceinline__ float2 pair_load(const kern_bf16 *x, int whole)
+{
+    if (whole) {
+        uint32_t two = *(const uint32_t *)x;
+        return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+    }
+    return make_float2(kern_wide(x[0]), kern_wide(x[1]));
+}
+
+/* A warp for each row of scratch: lane i adds channels 2i, 2i + 1, 2i + 64, ..., then the lanes. */
 template <typename T>
 static __global__ void __launch_bounds__(256)
     attention_rows_kernel(struct attention_row *rows, const T *dout, const T *out,
-                          const float *stats, struct attention_dims a)
+                          const float *stats, int whole, struct attention_dims a)
 {
     uint64_t index = (uint64_t)blockIdx.x * (blockDim.x / KERN_WARP) + threadIdx.x / KERN_WARP;
     uint32_t lane = threadIdx.x % KERN_WARP, query = (uint32_t)(index % a.q_pad);
@@ -208,8 +224,14 @@ static __global__ void __launch_bounds__(256)
         size_t at = attention_at((uint32_t)(head / a.heads), a.q_len, query, a.heads,
                                  (uint32_t)(head % a.heads), a.head_dim);
         float sum = 0.0f;
-        for (uint32_t d = lane; d < a.head_dim; d += KERN_WARP) {
-            sum = fmaf(kern_wide(dout[at + d]), kern_wide(out[at + d]), sum);
+        for (uint32_t d = 2 * lane; d < a.head_dim; d += 2 * KERN_WARP) {
+            if (d + 1 == a.head_dim) {
+                sum = fmaf(kern_wide(dout[at + d]), kern_wide(out[at + d]), sum);
+                break;
+            }
+            float2 x = pair_load(dout + at + d, whole), y = pair_load(out + at + d, whole);
+            sum = fmaf(x.x, y.x, sum);
+            sum = fmaf(x.y, y.y, sum);
         }
         const float *of = stats + (head * a.q_len + query) * 2;
         row.delta = kern_warp_sum(sum);
@@ -388,8 +410,19 @@ static void rows_typed(struct kern *k, struct attention_row *rows, const T *dout
                        const float *stats, const struct attention_dims &a)
 {
     uint64_t count = (uint64_t)a.batch * a.heads * a.q_pad, each = 256 / KERN_WARP;
+    int whole = ((uintptr_t)dout | (uintptr_t)out) % (2 * sizeof(T)) == 0 && a.head_dim % 2 == 0;
     KERN_LAUNCH(attention_rows_kernel<T>, (uint32_t)((count + each - 1) / each), 256, 0,
-                kern_cuda_of(k)->compute, rows, dout, out, stats, a);
+                kern_cuda_of(k)->compute, rows, dout, out, stats, whole, a);
+}
+
+/* 0: no path has heads this large; the error comes out of the next sync. */
+static int has_path(struct kern *k, const struct attention_dims &a)
+{
+    if (a.head_dim > HEAD_DIM_MAX) {
+        kern_cuda_note(k, cudaErrorInvalidValue, "attention: heads of more than 256 channels");
+        return 0;
+    }
+    return 1;
 }
 
 extern "C" uint64_t kern_cuda_attention_scratch(struct kern *k,
@@ -407,6 +440,9 @@ extern "C" void kern_cuda_attention_forward(struct kern *k, kern_real *out, floa
 {
     (void)scratch;
     struct attention_dims a = attention_dims_of(shape);
+    if (!has_path(k, a)) {
+        return;
+    }
     if (attention_is_flash(k, a)) {
         attention_flash_forward(k, (kern_bf16 *)out, stats, (const kern_bf16 *)q,
                                 (const kern_bf16 *)kk, (const kern_bf16 *)v, a);
@@ -428,6 +464,9 @@ extern "C" void kern_cuda_attention_backward(struct kern *k, kern_real *dq, kern
                                              const struct kern_attention_shape *shape)
 {
     struct attention_dims a = attention_dims_of(shape);
+    if (!has_path(k, a)) {
+        return;
+    }
     struct attention_row *rows = (struct attention_row *)scratch;
     if (k->type == KERN_BF16) {
         rows_typed(k, rows, (const kern_bf16 *)dout, (const kern_bf16 *)out, stats, a);

@@ -229,6 +229,7 @@ static void test_fp32_is_the_cpus(void **state)
     check_case(KERN_F32, (struct kern_attention_shape){1, 67, 67, 2, 1, 40}, 1);
     check_case(KERN_F32, (struct kern_attention_shape){1, 33, 33, 2, 2, 66}, 1);
     check_case(KERN_F32, (struct kern_attention_shape){1, 19, 19, 1, 1, 256}, 1);
+    check_case(KERN_F32, (struct kern_attention_shape){1, 21, 21, 3, 1, 5}, 1);
     check_case(KERN_F32, (struct kern_attention_shape){1, 1, 1, 1, 1, 2}, 1);
 }
 
@@ -306,6 +307,16 @@ static void test_bits_do_not_depend_on_the_order_of_threads(void **state)
     check_orders(KERN_BF16, (struct kern_attention_shape){1, 35, 35, 1, 1, 128});
 }
 
+static void test_heads_too_large_are_an_error(void **state)
+{
+    (void)state;
+    case_start(KERN_F32, (struct kern_attention_shape){1, 2, 2, 1, 1, 258});
+    kern_cuda_attention_forward(&g_cuda.base, NULL, NULL, NULL, NULL, NULL, NULL, &g_shape);
+    assert_int_equal(g_cuda.failed, cudaErrorInvalidValue);
+    assert_non_null(strstr(g_cuda.failed_in, "more than 256"));
+    case_end();
+}
+
 int main(void)
 {
     g_spread = 1.0f;
@@ -317,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_queries_may_be_the_last_positions_only),
         cmocka_unit_test(test_large_scores_do_not_overflow),
         cmocka_unit_test(test_bits_do_not_depend_on_the_order_of_threads),
+        cmocka_unit_test(test_heads_too_large_are_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
