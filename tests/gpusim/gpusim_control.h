@@ -8,6 +8,9 @@
  *     GPUSIM_DEVICES         how many there are (8)
  *     GPUSIM_MEMORY_MIB      memory of each (81920)
  *     GPUSIM_STREAMS         async: a thread for each stream; sync: within the call (async)
+ *     GPUSIM_GUARD           1: the host may not touch device memory (0), see runtime_memory.c
+ *     GPUSIM_MEMORY_HELD_MIB of it taken by others (0)
+ *     GPUSIM_DRIVER          version of the driver (13000); GPUSIM_CAPABILITY: of the device (90)
  *     GPUSIM_SEED            order of threads, see gpusim_run.h (0)
  *     GPUSIM_FAULT           as gpusim_fault_set
  */

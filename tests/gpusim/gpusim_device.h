@@ -25,6 +25,9 @@ extern "C" {
 void gpusim_poison(void *memory, size_t bytes);
 /* 1: all of it lies in one allocation of the device. */
 int gpusim_memory_is_device(const void *memory, size_t bytes);
+/* Around each operation of a stream: see GPUSIM_GUARD. */
+void gpusim_memory_enter(void);
+void gpusim_memory_leave(void);
 /* Bytes behind small allocations that must not change; none under ASan, which sees for itself. */
 static inline size_t gpusim_tail_bytes(void)
 {

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory is host memory with bytes around it that must not change; large allocations are
+ * Device memory is host memory with bytes behind it that must not change; large allocations are
  * mapped, and only their ends are poisoned, so that they cost what is touched.
+ *
+ * GPUSIM_GUARD=1: all of it is mapped, and nobody may touch it but while an operation of a stream
+ * runs: a host that reads device memory by mistake dies of SIGSEGV, surely so with
+ * GPUSIM_STREAMS=sync.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -28,6 +32,8 @@ struct allocation {
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static struct allocation *g_all;
 static uint64_t g_used;
+static uint32_t g_inside; /* operations that run */
+static int g_is_guarded = -1;
 static struct {
     char *memory;
     size_t bytes;
@@ -37,6 +43,42 @@ static uint32_t g_registered_count;
 static uint64_t memory_total(void)
 {
     return gpusim_env_u64("GPUSIM_MEMORY_MIB", 81920) << 20;
+}
+
+/* Under the lock. */
+static int is_guarded(void)
+{
+    if (g_is_guarded < 0) {
+        g_is_guarded = gpusim_env_u64("GPUSIM_GUARD", 0) != 0;
+    }
+    return g_is_guarded;
+}
+
+static void guard_all(int protection)
+{
+    for (const struct allocation *a = g_all; a; a = a->next) {
+        if (a->is_mapped && !a->is_host) {
+            mprotect(a->memory, a->bytes + TAIL, protection);
+        }
+    }
+}
+
+void gpusim_memory_enter(void)
+{
+    pthread_mutex_lock(&g_lock);
+    if (is_guarded() && g_inside++ == 0) {
+        guard_all(PROT_READ | PROT_WRITE);
+    }
+    pthread_mutex_unlock(&g_lock);
+}
+
+void gpusim_memory_leave(void)
+{
+    pthread_mutex_lock(&g_lock);
+    if (is_guarded() && --g_inside == 0) {
+        guard_all(PROT_NONE);
+    }
+    pthread_mutex_unlock(&g_lock);
 }
 
 static void tail_check(const struct allocation *a)
@@ -70,13 +112,16 @@ static cudaError_t allocate(void **ret, size_t bytes, int is_host)
     }
     a->bytes = bytes;
     a->is_host = is_host;
-    a->is_mapped = bytes >= LARGE;
+    pthread_mutex_lock(&g_lock);
+    int guarded = is_guarded() && !is_host;
+    pthread_mutex_unlock(&g_lock);
+    a->is_mapped = bytes >= LARGE || guarded;
     a->memory = memory_take(bytes, a->is_mapped);
     if (!a->memory) {
         free(a);
         return cudaErrorMemoryAllocation;
     }
-    size_t edge = a->is_mapped ? EDGE : bytes;
+    size_t edge = bytes >= LARGE ? EDGE : bytes;
     gpusim_poison(a->memory, edge);
     gpusim_poison(a->memory + bytes - edge, edge);
     if (a->is_mapped || gpusim_tail_bytes()) {
@@ -86,6 +131,9 @@ static cudaError_t allocate(void **ret, size_t bytes, int is_host)
     a->next = g_all;
     g_all = a;
     g_used += is_host ? 0 : bytes;
+    if (guarded && g_inside == 0) {
+        mprotect(a->memory, bytes + TAIL, PROT_NONE);
+    }
     pthread_mutex_unlock(&g_lock);
     *ret = a->memory;
     return cudaSuccess;
@@ -109,6 +157,9 @@ static cudaError_t release(void *memory, int is_host)
     pthread_mutex_unlock(&g_lock);
     if (!a) {
         return gpusim_error(cudaErrorInvalidValue);
+    }
+    if (a->is_mapped) {
+        mprotect(a->memory, a->bytes + TAIL, PROT_READ | PROT_WRITE);
     }
     if (a->is_mapped || gpusim_tail_bytes()) {
         tail_check(a);

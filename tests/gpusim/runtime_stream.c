@@ -67,7 +67,13 @@ static int streams_are_sync(void)
 static void op_run(struct op *op)
 {
     if (op->runs_always || gpusim_error_stuck_to() == cudaSuccess) {
+        if (!op->runs_always) {
+            gpusim_memory_enter();
+        }
         op->run(op->arg);
+        if (!op->runs_always) {
+            gpusim_memory_leave();
+        }
     }
     if (op->drop) {
         op->drop(op->arg);
