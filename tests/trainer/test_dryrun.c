@@ -156,6 +156,39 @@ static void test_model_counts_parameters_and_work(void **state)
     assert_true(m.mlp == 4 * 3 * 256 * 1024 && m.norms == 9 * 256);
     double macs = (double)(m.attention + m.mlp + m.head) + 4 * 256 * 16;
     assert_true(m.flops == 6 * macs && m.flops_again == 0);
+    bench.job.train.head_chunk = 16; /* all rows */
+    assert_int_equal(train_dry_model(&m, &bench.job, &msg), 0);
+    assert_true(m.flops_again == 0);
+    bench.job.train.head_chunk = 5;
+    assert_int_equal(train_dry_model(&m, &bench.job, &msg), 0);
+    assert_true(m.flops_again == 2.0 * (double)m.head);
+    train_bench_close(&bench);
+}
+
+static void memory_of(uint32_t head_chunk, struct train_dry_rank *ret)
+{
+    struct train_dry *dry;
+    const struct train_dry_rank *rank;
+    bench.job.train.head_chunk = head_chunk;
+    assert_int_equal(train_dry_new(&dry, &bench.job, 0, 2, &msg), 0);
+    assert_int_equal(train_dry_rank(dry, 0, &rank, &msg), 0);
+    *ret = *rank;
+    train_dry_free(dry);
+}
+
+static void test_logits_in_chunks_take_a_chunks_memory(void **state)
+{
+    struct train_dry_rank all, some;
+    (void)state;
+    open_job(2, 2, 1, 1);
+    memory_of(0, &all);
+    memory_of(8, &some);
+    uint64_t logits = all.memory[TRAIN_DRY_LOGITS] - some.memory[TRAIN_DRY_LOGITS];
+    /* 8 rows fewer: of logits half of the vocabulary, of what is exchanged 5 words of 2 ranks */
+    assert_int_equal(logits, 8 * sizeof(float) * (128 + 2 * 5));
+    assert_int_equal(all.memory_sum - some.memory_sum, logits);
+    /* backward exchanges a row's largest logit and sums again: 4 lanes of 16 rows */
+    assert_int_equal(some.wire_sum - all.wire_sum, 4 * 16 * 5 * sizeof(float));
     train_bench_close(&bench);
 }
 
@@ -231,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_counts_parameters_and_work),
+        cmocka_unit_test(test_logits_in_chunks_take_a_chunks_memory),
         cmocka_unit_test(test_owned_parts_add_up_to_the_model),
         cmocka_unit_test(test_ten_thousand_ranks_take_a_second),
         cmocka_unit_test(test_layout_that_cannot_be_is_refused_with_the_nearest_that_can),
