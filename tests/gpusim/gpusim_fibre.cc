@@ -152,8 +152,21 @@ void gpusim_context_host(struct gpusim_context *host)
 #endif
 }
 
+/* Who was left last: its stack's bounds are learnt where it was left for, as ASan knows them only
+ * then. Fibres are switched by one thread at a time. */
+static struct gpusim_context *left;
+
+static inline void arrive(struct gpusim_context *self)
+{
+    (void)self;
+#ifdef GPUSIM_ASAN
+    __sanitizer_finish_switch_fiber(self->asan_fake, &left->stack, &left->stack_bytes);
+#endif
+}
+
 void gpusim_context_switch(struct gpusim_context *from, struct gpusim_context *to)
 {
+    left = from;
 #ifdef GPUSIM_ASAN
     __sanitizer_start_switch_fiber(&from->asan_fake, to->stack, to->stack_bytes);
 #endif
@@ -161,17 +174,10 @@ void gpusim_context_switch(struct gpusim_context *from, struct gpusim_context *t
     __tsan_switch_to_fiber(to->tsan, 0);
 #endif
     state_switch(from, to);
-#ifdef GPUSIM_ASAN
-    __sanitizer_finish_switch_fiber(from->asan_fake, NULL, NULL);
-#endif
+    arrive(from);
 }
 
-void gpusim_context_entered(struct gpusim_context *self, struct gpusim_context *from)
+void gpusim_context_entered(struct gpusim_context *self)
 {
-    (void)self;
-    (void)from;
-#ifdef GPUSIM_ASAN
-    /* The bounds of the thread's own stack are learnt here, for the way back. */
-    __sanitizer_finish_switch_fiber(NULL, &from->stack, &from->stack_bytes);
-#endif
+    arrive(self);
 }

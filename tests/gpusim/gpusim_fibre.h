@@ -18,7 +18,7 @@ struct gpusim_context {
 #else
     ucontext_t state;
 #endif
-    const void *stack; /* lowest address; of the thread: filled by the first switch from it */
+    const void *stack; /* lowest address; of a thread: filled by a switch from it */
     size_t stack_bytes;
     void *asan_fake;
     void *tsan;
@@ -31,6 +31,6 @@ void gpusim_context_make(struct gpusim_context *c, void (*entry)(void *), void *
 void gpusim_context_host(struct gpusim_context *host);
 void gpusim_context_switch(struct gpusim_context *from, struct gpusim_context *to);
 /* First thing that a new fibre does. */
-void gpusim_context_entered(struct gpusim_context *self, struct gpusim_context *from);
+void gpusim_context_entered(struct gpusim_context *self);
 
 #endif

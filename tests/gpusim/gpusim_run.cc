@@ -50,6 +50,7 @@ static struct {
     struct fibre *ready[GPUSIM_THREADS_MAX];
     uint32_t ready_count;
     uint32_t in_barrier;
+    uint8_t in_warp[GPUSIM_THREADS_MAX / WARP]; /* lanes that wait for their warp */
     int barrier_line;
     unsigned char *shared;
 } block;
@@ -135,10 +136,21 @@ static int goes_on_starting(void)
     return shuffle_state == 0 || block.ready_count == 0 || shuffle_next(4) != 0;
 }
 
+static struct fibre *fibre_pick(void);
+
+/* Goes on with whoever can; comes back when it is this fibre's turn. */
+static void fibre_leave(struct fibre *f)
+{
+    struct fibre *next = fibre_pick();
+    if (next != f) {
+        gpusim_context_switch(&f->context, next ? &next->context : &block.host);
+    }
+}
+
 static void fibre_main(void *arg)
 {
     struct fibre *f = static_cast<struct fibre *>(arg);
-    gpusim_context_entered(&f->context, &block.host);
+    gpusim_context_entered(&f->context);
     for (;;) {
         while (goes_on_starting()) {
             uint64_t i = block.started++;
@@ -151,7 +163,7 @@ static void fibre_main(void *arg)
         }
         f->state = FIBRE_FREE;
         free_fibres[free_count++] = f;
-        gpusim_context_switch(&f->context, &block.host);
+        fibre_leave(f);
     }
 }
 
@@ -169,14 +181,27 @@ static struct fibre *fibre_take(void)
     return f;
 }
 
+/* Whose turn it is; a free fibre starts threads. NULL: nobody can go on. */
+static struct fibre *fibre_pick(void)
+{
+    int starts = block.started < block.count;
+    if (block.ready_count == 0 || (starts && shuffle_state && shuffle_next(2))) {
+        return starts ? fibre_take() : NULL;
+    }
+    uint32_t i = --block.ready_count;
+    if (shuffle_state && i > 0) {
+        uint32_t other = shuffle_next(i + 1);
+        struct fibre *f = block.ready[other];
+        block.ready[other] = block.ready[i];
+        block.ready[i] = f;
+    }
+    gpusim_now = &block.ready[i]->now;
+    return block.ready[i];
+}
+
 static struct fibre *fibre_now(void)
 {
     return reinterpret_cast<struct fibre *>(gpusim_now);
-}
-
-static void fibre_wait(struct fibre *f)
-{
-    gpusim_context_switch(&f->context, &block.host);
 }
 
 static void fibre_ready(struct fibre *f)
@@ -215,7 +240,7 @@ void gpusim_block_sync(int line)
     if (block.in_barrier == block.count) {
         barrier_open();
     }
-    fibre_wait(f);
+    fibre_leave(f);
 }
 
 /* ---- warps ---- */
@@ -224,6 +249,11 @@ static struct fibre *lane_of(const struct fibre *f, uint32_t lane)
 {
     uint32_t index = f->now.index - f->now.lane + lane;
     return index < block.count ? block.of_thread[index] : NULL;
+}
+
+static uint8_t popcount(uint32_t mask)
+{
+    return static_cast<uint8_t>(__builtin_popcount(mask));
 }
 
 /* 1: all lanes of the mask are there, and mean the same. */
@@ -289,7 +319,9 @@ static void warp_meet(uint32_t mask, const void *value, size_t bytes, int source
     f->got = got;
     f->line = line;
     f->state = FIBRE_IN_WARP;
-    if (warp_is_complete(f)) {
+    uint8_t *waiting = &block.in_warp[f->now.index / WARP], all = popcount(mask);
+    if (++*waiting >= all && warp_is_complete(f)) {
+        *waiting = static_cast<uint8_t>(*waiting - all);
         warp_deliver(f);
         uint32_t first, stride;
         shuffle_walk(WARP, &first, &stride);
@@ -300,7 +332,7 @@ static void warp_meet(uint32_t mask, const void *value, size_t bytes, int source
             }
         }
     }
-    fibre_wait(f);
+    fibre_leave(f);
 }
 
 void gpusim_warp_sync(uint32_t mask, int line)
@@ -343,6 +375,9 @@ unsigned char *gpusim_shared_dynamic(void)
     for (uint32_t i = 0; i < block.count && !waits; i++) {
         waits = block.of_thread[i];
     }
+    if (waits->state == FIBRE_IN_WARP) {
+        warp_is_complete(waits); /* names the lane that has ended */
+    }
     for (uint32_t i = 0; i < block.count; i++) {
         if (block.has_ended[i]) {
             fail_at(&waits->now, "waits at the %s of line %d for thread %u, which has ended",
@@ -368,24 +403,12 @@ static void block_run(void)
     block.alive = block.count;
     block.ready_count = 0;
     block.in_barrier = 0;
+    memset(block.in_warp, 0, sizeof block.in_warp);
     memset(block.has_ended, 0, block.count);
     shuffle_walk(block.count, &block.first, &block.stride);
     while (block.alive > 0) {
-        struct fibre *f;
-        bool starts = block.started < block.count;
-        if (block.ready_count > 0 && (!starts || shuffle_state == 0 || shuffle_next(2))) {
-            if (shuffle_state && block.ready_count > 1) {
-                uint32_t i = shuffle_next(block.ready_count);
-                f = block.ready[i];
-                block.ready[i] = block.ready[block.ready_count - 1];
-            } else {
-                f = block.ready[block.ready_count - 1];
-            }
-            block.ready_count--;
-            gpusim_now = &f->now;
-        } else if (starts) {
-            f = fibre_take();
-        } else {
+        struct fibre *f = fibre_pick();
+        if (!f) {
             fail_deadlock();
         }
         gpusim_context_switch(&block.host, &f->context);
