@@ -71,7 +71,8 @@ static __global__ void static_kernel(float *out, int writes)
     __shared__ float x[64];
     int i = threadIdx.x;
     if (writes) {
-        x[i] = 1;
+        float *to = x; /* by an index, UBSan would tell before ASan */
+        to[i + writes - 1] = 1;
     }
     __syncthreads();
     out[blockIdx.x * 64 + i] = x[i ^ 1];

@@ -22,7 +22,8 @@ void self_rows(float *sums, const float *x, uint32_t rows, int c, cudaStream_t s
  * the index that is written. */
 void self_shift(int *out, uint32_t blocks, uint32_t threads, int with_barrier, int beyond,
                 cudaStream_t stream);
-/* out[blocks, 64]: static shared memory, which blocks leave dirty; 1 where `writes`. */
+/* out[blocks, 64]: static shared memory, which blocks leave dirty; 1 where
+ * `writes` is 1; 2 writes one element further, beyond the end. */
 void self_static(float *out, uint32_t blocks, int writes, cudaStream_t stream);
 /* One of the mistakes that end the process. */
 void self_diverge(int *out, int how, cudaStream_t stream);

@@ -236,6 +236,15 @@ static void write_beyond_shared(void)
     cudaDeviceSynchronize();
 }
 
+#if GPUSIM_HAS_ASAN
+static void write_beyond_static(void)
+{
+    float *out = device(64 * sizeof *out);
+    self_static(out, 1, 2, NULL);
+    cudaDeviceSynchronize();
+}
+#endif
+
 static void write_beyond_device(void)
 {
     int *out = device(64 * sizeof *out);
@@ -249,6 +258,7 @@ static void test_gpusim_writing_beyond_memory_ends_the_process(void **state)
     (void)state;
 #if GPUSIM_HAS_ASAN
     assert_true(dies_saying(write_beyond_shared, "heap-buffer-overflow"));
+    assert_true(dies_saying(write_beyond_static, "global-buffer-overflow"));
     assert_true(dies_saying(write_beyond_device, "heap-buffer-overflow"));
 #else
     assert_true(dies_saying(write_beyond_shared, "wrote beyond its 256 bytes"));
