@@ -33,7 +33,7 @@ static const struct kern_ops OPS = {
     .sums_merge = kern_cuda_sums_merge,
 };
 
-enum { TOKENS_MAX = 40 };
+enum { TOKENS_MAX = 16 };
 
 struct shape {
     uint32_t first, n, vocab;
@@ -44,8 +44,8 @@ struct shape {
 };
 
 /* Columns below a pack, below a warp's, odd, above a block's 512 packs. */
-static const uint32_t SHAPES[][3] = {{0, 1, 1},    {2, 3, 5},    {1, 30, 256},
-                                     {0, 4, 1031}, {3, 2, 5000}, {0, 2, 4608}};
+static const uint32_t SHAPES[][3] = {{0, 1, 1},    {2, 3, 5},    {1, 8, 256},
+                                     {0, 1, 1031}, {3, 2, 5000}, {0, 1, 4608}};
 
 static kern_real *real(const struct harness_run *r, uint32_t i)
 {
@@ -104,11 +104,12 @@ static void for_shapes(check_fn *check)
 {
     for (uint32_t type = KERN_F32; type <= KERN_BF16; type++) {
         struct harness *h = harness_open((enum kern_type)type, &OPS);
+        /* Turns: gradients from whole and from odd addresses; losses alone. */
         for (uint32_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) {
-            for (uint32_t turn = 0; turn < 3; turn++) {
-                struct shape s = shape_of(i, turn);
-                check(h, &s, (enum kern_type)type);
-            }
+            struct shape s = shape_of(i, (i + type) % 3);
+            check(h, &s, (enum kern_type)type);
+            s = shape_of(i, (i + type + 1) % 3);
+            check(h, &s, (enum kern_type)type);
         }
         harness_close(h);
     }
