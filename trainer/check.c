@@ -54,6 +54,7 @@ int train_check_main(const char *job_path)
             job->lanes, rank.micro_batches, job->train.micro_batch, job->train.global_batch,
             (unsigned long long)job->train.steps,
             (double)job->train.steps * job->train.global_batch / (double)samples);
+        printf("%s\n", rank.backend.why);
         rc = train_dry_print_memory(dry, &msg);
     }
     train_dry_free(dry);

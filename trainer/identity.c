@@ -36,6 +36,11 @@ int train_identity(struct train_rank *rank, struct train_identity *ret, struct b
                      (unsigned long long)ret->job_digest, (unsigned long long)ret->data_digest,
                      ret->build);
     BL_ASSERT(n > 0 && (size_t)n < sizeof text);
+    if (rank->kern->is_device) { /* train.precision auto is resolved */
+        n += snprintf(text + n, sizeof text - (size_t)n, " on %s in %s", rank->kern->ops->name,
+                      rank->kern->type == KERN_BF16 ? "bf16" : "fp32");
+        BL_ASSERT((size_t)n < sizeof text);
+    }
     if (rank->job->train.init[0] != 0) {
         n += snprintf(text + n, sizeof text - (size_t)n, " init %016llx%016llx",
                       (unsigned long long)init.sum[0], (unsigned long long)init.sum[1]);

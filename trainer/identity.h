@@ -2,8 +2,8 @@
 /*
  * Who a trainer is, arithmetically. The function id is a digest of everything that the bits of a
  * run depend on: the job's own part (bl_job_function_digest), the contents of the data files, and
- * the build of kernels and BLAS with the core that it picked. The probe is what the kernels really
- * compute here.
+ * the build of kernels and BLAS with the core that it picked, on a device also the device, its
+ * libraries and the storage type. The probe is what the kernels really compute here.
  */
 #ifndef TRAINER_IDENTITY_H
 #define TRAINER_IDENTITY_H

@@ -216,6 +216,13 @@ int train_rank_load(struct train_rank *rank, const void *slot, struct bl_errmsg 
     return has_state(rank) ? train_state_load(&rank->state, slot, msg) : 0;
 }
 
+void train_rank_forget(struct train_rank *rank)
+{
+    if (has_state(rank)) {
+        train_state_forget(&rank->state);
+    }
+}
+
 int train_rank_wait(struct train_rank *rank, struct bl_errmsg *msg)
 {
     return has_state(rank) ? train_state_wait(&rank->state, msg) : 0;

@@ -151,6 +151,10 @@ BL_MUST_CHECK int train_step_gradient(struct train_rank *rank, uint64_t step,
  * Errors of the back end. */
 BL_MUST_CHECK int train_rank_load(struct train_rank *rank, const void *slot, struct bl_errmsg *msg);
 
+/* Before slots' memory may go away: a device lets go of it. Not with a slot that is not complete.
+ */
+void train_rank_forget(struct train_rank *rank);
+
 /* `from` is the slot of step - 1, `to` that of step; all of the rank's extents are written, on a
  * device not before train_rank_wait. */
 void train_step_apply(struct train_rank *rank, const struct train_step_result *step,

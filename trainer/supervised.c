@@ -123,6 +123,7 @@ static int load_state(struct life *life, struct bl_errmsg *msg)
     if (rc != 0) {
         return rc;
     }
+    train_rank_forget(&life->rank); /* the slots may be others from now on */
     rc = belay_load(life->belay, life->plan.step);
     if (rc != 0 || !life->plan.fresh) {
         return belay_fail(life, rc, "load", msg);
