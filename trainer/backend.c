@@ -137,7 +137,10 @@ static int load_plugin(struct train_backend *b, char *why, size_t bytes_max)
     if (plugin->needs_driver && !has_driver(why, bytes_max)) {
         return 0;
     }
-    b->engine = table_of(handle, KERN_PLUGIN_COMM);
+    const char *engine = getenv("BELAY_CUDA_ENGINE");
+    if (engine == NULL || strcmp(engine, "staged") != 0) {
+        b->engine = table_of(handle, KERN_PLUGIN_COMM);
+    }
     b->plugin = plugin;
     return 1;
 }
@@ -179,8 +182,9 @@ static int choose_device(struct train_backend *b, uint32_t local_rank, int is_sh
     char device[160];
     int rc = b->plugin->describe(b->device, device, sizeof device, msg);
     if (rc == 0) {
-        snprintf(b->why, sizeof b->why, "backend %s: device %u: %s", b->plugin->name, b->device,
-                 device);
+        snprintf(b->why, sizeof b->why, "backend %s: device %u: %s; between ranks: %s",
+                 b->plugin->name, b->device, device,
+                 b->engine != NULL ? b->engine->name : "staged");
     }
     return rc;
 }

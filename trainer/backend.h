@@ -8,8 +8,9 @@
  *             else cpu
  *
  * The plug-in is looked for beside the executable, then in the library directory; BELAY_CUDA_PLUGIN
- * names another file (tests). What was chosen is part of the function id, so the ranks of a run
- * cannot choose differently.
+ * names another file (tests). BELAY_CUDA_ENGINE=staged moves what goes between ranks through the
+ * host's memory (comm_staged.h), as with a plug-in that has no engine. What was chosen is part of
+ * the function id, so the ranks of a run cannot choose differently.
  */
 #ifndef TRAIN_TRAINER_BACKEND_H
 #define TRAIN_TRAINER_BACKEND_H
@@ -24,7 +25,7 @@
 
 struct train_backend {
     const struct kern_plugin *plugin;     /* NULL: the CPU */
-    const struct comm_engine_ops *engine; /* of the plug-in; NULL: it has none */
+    const struct comm_engine_ops *engine; /* of the plug-in; NULL: comm_staged.h */
     enum kern_type type;
     uint32_t device;
     char why[256]; /* one line: what is used, and why not the other */

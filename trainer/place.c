@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/lanes.h"
+#include "trainer/comm_staged.h"
 #include "trainer/dryrun.h"
 #include "trainer/step.h"
 
@@ -474,13 +475,10 @@ int train_rank_attach(struct train_rank *rank, uint32_t deadline_ms, struct bl_e
 {
     const struct train_grid *g = &rank->grid;
     const struct comm_engine_ops *ops = rank->backend.engine;
+    ops = ops != NULL ? ops : comm_staged_ops();
     struct comm_engine *engine;
     if (rank->comm == NULL || !rank->kern->is_device) {
         return 0;
-    }
-    if (ops == NULL) {
-        return bl_err(msg, BL_ENOTBUILT, "backend %s moves no memory between %u ranks",
-                      rank->kern->ops->name, g->world);
     }
     uint32_t *ranks = new_ranks(g, msg);
     if (ranks == NULL) {

@@ -64,7 +64,7 @@ uint64_t train_stage_early_bytes(const struct train_stage_config *config)
     /* Activations that the stage before has sent wait for their backward there, and gradients that
      * the stage behind has sent are of what waits here: each at most the first stage's bound. */
     uint64_t bound = train_pipeline_bound(config->grid.pp, 0, config->chunks);
-    uint64_t messages = config->grid.pp > 1 && !config->kern->is_device ? 2 * bound : 0;
+    uint64_t messages = config->grid.pp > 1 ? 2 * bound : 0;
     return EARLY_BYTES_OTHER + messages * (stream_bytes(config) + EARLY_BYTES_FRAME);
 }
 

@@ -61,7 +61,7 @@ uint64_t train_stage_bytes(const struct train_stage_config *config);
 uint64_t train_stage_token_bytes(const struct train_stage_config *config);
 
 /* Bytes of messages that may arrive before this rank asks for them (comm_config.early_bytes_max):
- * what the neighbours can be ahead by the bounds of the schedule. A device's wait at the sender. */
+ * what the neighbours can be ahead by the bounds of the schedule. */
 uint64_t train_stage_early_bytes(const struct train_stage_config *config);
 
 /* Runs all operations of `pipeline` (the config's stage and chunks; no more sets). `comm` NULL:

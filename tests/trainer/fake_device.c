@@ -10,6 +10,7 @@
 #define ALIGN         256u
 #define BLOCKS_MAX    4096u
 #define WITHOUT_ARENA (1ull << 28)
+#define FILL_MAX      (1u << 15)
 #define PENDING_MAX   1024u
 
 struct block { /* given out, ascending */
@@ -48,7 +49,7 @@ static const struct fake_device *view(const struct kern *k)
 
 /* ---- memory ---- */
 
-void fake_device_map(struct kern *k)
+static void dev_map(struct kern *k)
 {
     struct fake_device *d = of(k);
     if (d->mapped++ == 0) {
@@ -56,7 +57,7 @@ void fake_device_map(struct kern *k)
     }
 }
 
-void fake_device_unmap(struct kern *k)
+static void dev_unmap(struct kern *k)
 {
     struct fake_device *d = of(k);
     if (--d->mapped == 0) {
@@ -92,9 +93,10 @@ static void *dev_alloc(struct kern *k, uint64_t bytes)
     d->block_count++;
     d->used += whole;
     d->used_max = d->used > d->used_max ? d->used : d->used_max;
-    fake_device_map(k);
-    memset(d->arena + at, 0xA5, whole); /* "contents undefined" */
-    fake_device_unmap(k);
+    dev_map(k);
+    /* "Contents undefined". Not of all that is large: each page in use costs time in every call. */
+    memset(d->arena + at, 0xA5, whole < FILL_MAX ? whole : FILL_MAX);
+    dev_unmap(k);
     return d->arena + at;
 }
 
@@ -130,9 +132,9 @@ static void remember(struct kern *k, struct pending *list, uint32_t *count, void
     struct pending *p = &list[(*count)++];
     *p = (struct pending){host, malloc(bytes + 1), bytes};
     BL_ASSERT(p->copy != NULL);
-    fake_device_map(k);
+    dev_map(k);
     memcpy(p->copy, from, bytes);
-    fake_device_unmap(k);
+    dev_unmap(k);
 }
 
 static void deliver(struct pending *list, uint32_t *count)
@@ -161,9 +163,9 @@ static void dev_upload(struct kern *k, void *to, const void *host, uint64_t byte
     struct fake_device *d = of(k);
     BL_ASSERT(is_ours(d, to, bytes));
     remember(k, d->uploads, &d->upload_count, (void *)(uintptr_t)host, host, bytes);
-    fake_device_map(k);
+    dev_map(k);
     memcpy(to, host, bytes);
-    fake_device_unmap(k);
+    dev_unmap(k);
 }
 
 static void dev_download(struct kern *k, void *host, const void *from, uint64_t bytes)
@@ -186,11 +188,11 @@ static int dev_publish_wait(struct kern *k, struct bl_errmsg *msg)
 {
     struct fake_device *d = of(k);
     (void)msg;
-    fake_device_map(k);
+    dev_map(k);
     for (uint32_t i = 0; i < d->publish_count; i++) {
         memcpy(d->publishes[i].host, d->publishes[i].copy, d->publishes[i].bytes);
     }
-    fake_device_unmap(k);
+    dev_unmap(k);
     d->publish_count = 0;
     return 0;
 }
@@ -204,17 +206,17 @@ static int dev_publish_done(struct kern *k)
 static void dev_copy(struct kern *k, void *to, const void *from, uint64_t bytes)
 {
     BL_ASSERT(is_ours(of(k), to, bytes) && is_ours(of(k), from, bytes));
-    fake_device_map(k);
+    dev_map(k);
     memmove(to, from, bytes);
-    fake_device_unmap(k);
+    dev_unmap(k);
 }
 
 static void dev_zero(struct kern *k, void *to, uint64_t bytes)
 {
     BL_ASSERT(is_ours(of(k), to, bytes));
-    fake_device_map(k);
+    dev_map(k);
     memset(to, 0, bytes);
-    fake_device_unmap(k);
+    dev_unmap(k);
 }
 
 static int dev_host_register(struct kern *k, void *host, uint64_t bytes, struct bl_errmsg *msg)
@@ -262,9 +264,9 @@ static int dev_probe(struct kern *k, const struct kern_matmul_shape *shapes, uin
 #define CPU (of(k)->cpu)
 #define CALL(call)                                                                                 \
     do {                                                                                           \
-        fake_device_map(k);                                                                        \
+        dev_map(k);                                                                                \
         CPU->ops->call;                                                                            \
-        fake_device_unmap(k);                                                                      \
+        dev_unmap(k);                                                                              \
     } while (0)
 
 static void dev_round(struct kern *k, kern_real *out, const float *a, uint64_t count)

@@ -12,15 +12,9 @@
 #include <stdint.h>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/plugin.h"
-#include "trainer/comm_engine.h"
 
 /* On the caller's thread. *ret is owned (ops->close). -ENOMEM. */
 BL_MUST_CHECK int fake_device_open(struct kern **ret, uint64_t arena_bytes, struct bl_errmsg *msg);
-
-/* Makes its memory the host's, until the same number of closings: what an engine moves. */
-void fake_device_map(struct kern *k);
-void fake_device_unmap(struct kern *k);
 
 /* Bytes given out, and the most that ever were. */
 uint64_t fake_device_used(const struct kern *k);

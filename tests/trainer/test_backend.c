@@ -129,7 +129,8 @@ static void test_a_device_is_taken_by_local_rank(void **state)
     assert_int_equal(a.is_cuda, 1);
     assert_int_equal(a.type, KERN_BF16);
     assert_int_equal(a.device, 3);
-    assert_string_equal(a.text, "backend cuda: device 3: device of nothing 3");
+    assert_string_equal(a.text,
+                        "backend cuda: device 3: device of nothing 3; between ranks: staged");
     assert_string_equal(a.hostid, "-");
     a = choose("cuda", BL_PRECISION_FP32, 4, settings);
     assert_int_equal(a.rc, BL_ECONFIG);
