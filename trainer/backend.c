@@ -2,9 +2,14 @@
 #include "trainer/backend.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "base/file.h"
 
@@ -147,11 +152,48 @@ static int load_plugin(struct train_backend *b, char *why, size_t bytes_max)
 
 /* ---- the device ---- */
 
-/* The index that the environment names; `local_rank` without one. */
-static uint32_t wanted_device(uint32_t local_rank)
+/* Takes the device among Belay's ranks of this machine: a name that lives as long as the process. A
+ * device without an address is everybody's. 1: taken, 0: somebody else has it. */
+static int claim(struct train_backend *b, uint32_t device)
 {
-    const char *text = getenv("BELAY_DEVICE");
-    return text == NULL ? local_rank : (uint32_t)strtoul(text, NULL, 10);
+    struct kern_plugin_device who;
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    if (b->plugin->identify(&who, device, NULL) != 0 || who.bus_id[0] == 0) {
+        return 1;
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return 1;
+    }
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "belay-device-%s", who.bus_id);
+    if (bind(fd, (const struct sockaddr *)&name,
+             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) != 0) {
+        int is_taken = errno == EADDRINUSE;
+        close(fd);
+        return !is_taken;
+    }
+    b->claim = fd;
+    return 1;
+}
+
+static int take_device(struct train_backend *b, uint32_t count, uint32_t local_rank, int is_shared,
+                       struct bl_errmsg *msg)
+{
+    const char *named = getenv("BELAY_DEVICE");
+    uint32_t first = named != NULL ? (uint32_t)strtoul(named, NULL, 10) : local_rank;
+    if (named != NULL && first >= count) {
+        return bl_err(msg, BL_ECONFIG, "BELAY_DEVICE %u: %u %s visible", first, count,
+                      count == 1 ? "device is" : "devices are");
+    }
+    for (uint32_t i = 0; i < (named != NULL ? 1 : count); i++) {
+        b->device = (first + i) % count;
+        if (is_shared || claim(b, b->device)) {
+            return 0;
+        }
+    }
+    return bl_err(msg, BL_ECONFIG,
+                  "no device is left for local rank %u: other ranks have taken %s that %s visible",
+                  local_rank, count == 1 ? "the one" : "all", count == 1 ? "is" : "are");
 }
 
 /* BL_ECONFIG when there are devices, but none for this rank. */
@@ -172,21 +214,23 @@ static int choose_device(struct train_backend *b, uint32_t local_rank, int is_sh
         b->plugin = NULL;
         return 0;
     }
-    b->device = wanted_device(local_rank);
-    if (b->device >= count && !is_shared) {
-        return bl_err(msg, BL_ECONFIG,
-                      "device %u is wanted (local rank %u), %u %s visible: one GPU a rank",
-                      b->device, local_rank, count, count == 1 ? "is" : "are");
-    }
-    b->device %= count;
     char device[160];
-    int rc = b->plugin->describe(b->device, device, sizeof device, msg);
+    int rc = take_device(b, count, local_rank, is_shared, msg);
+    rc = rc == 0 ? b->plugin->describe(b->device, device, sizeof device, msg) : rc;
     if (rc == 0) {
         snprintf(b->why, sizeof b->why, "backend %s: device %u: %s; between ranks: %s",
                  b->plugin->name, b->device, device,
                  b->engine != NULL ? b->engine->name : "staged");
     }
     return rc;
+}
+
+void train_backend_close(struct train_backend *backend)
+{
+    if (backend->claim != 0) {
+        close(backend->claim);
+    }
+    memset(backend, 0, sizeof *backend);
 }
 
 /* ---- choosing ---- */

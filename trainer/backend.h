@@ -28,15 +28,21 @@ struct train_backend {
     const struct comm_engine_ops *engine; /* of the plug-in; NULL: comm_staged.h */
     enum kern_type type;
     uint32_t device;
+    int claim;     /* fd by which other ranks see that the device is taken; 0: none */
     char why[256]; /* one line: what is used, and why not the other */
 };
 
-/* Chooses for the job. `local_rank`: of this process among those of its machine, counted over the
- * devices that are visible; BELAY_DEVICE in the environment names the device instead. May
- * initialise the driver, so: after a fork. BL_ECONFIG or BL_ENOTBUILT, with the reason, where
- * `backend: cuda` cannot be, and for a precision that the back end has not. */
+/* Chooses for the job, and takes a device of those that are visible: that of `local_rank`, this
+ * process's among those of its machine, or the next that no other rank has taken (a rank that is
+ * started again may get another number). BELAY_DEVICE in the environment names the device instead;
+ * BELAY_CUDA_SHARED lets ranks share devices, for tests. May initialise the driver, so: after a
+ * fork. BL_ECONFIG or BL_ENOTBUILT, with the reason, where `backend: cuda` cannot be, where no
+ * device is left, and for a precision that the back end has not. `ret` is caller's memory, ended by
+ * train_backend_close, which comes after the back end's own close. */
 BL_MUST_CHECK int train_backend_choose(struct train_backend *ret, const struct bl_job *job,
                                        uint32_t local_rank, struct bl_errmsg *msg);
+
+void train_backend_close(struct train_backend *backend); /* a zeroed one is fine */
 
 /* Whether a job's ranks would compute on the CPU here, as far as can be told without a driver being
  * initialised (before a fork). */

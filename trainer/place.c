@@ -122,6 +122,7 @@ void train_rank_close(struct train_rank *rank)
     if (rank->kern != NULL) {
         rank->kern->ops->close(rank->kern); /* pass_losses too */
     }
+    train_backend_close(&rank->backend);
     kern_pool_free(rank->pool);
     train_data_close(rank->data);
     memset(rank, 0, sizeof *rank);

@@ -2,6 +2,7 @@
 /* A plug-in whose answers the environment gives: what the trainer makes of them. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/plugin.h"
 
@@ -27,6 +28,18 @@ static int plugin_describe(uint32_t device, char *text, size_t bytes_max, struct
     return 0;
 }
 
+/* Addresses of this test alone. */
+static int plugin_identify(struct kern_plugin_device *ret, uint32_t device, struct bl_errmsg *msg)
+{
+    const char *bus = getenv("FAKE_PLUGIN_BUS");
+    (void)msg;
+    memset(ret, 0, sizeof *ret);
+    if (bus != NULL) {
+        snprintf(ret->bus_id, sizeof ret->bus_id, "%.20s:%u", bus, device);
+    }
+    return 0;
+}
+
 static int plugin_open(struct kern **ret, int device, enum kern_type type, uint64_t arena_bytes,
                        struct bl_errmsg *msg)
 {
@@ -40,8 +53,11 @@ __attribute__((visibility("default"))) const struct kern_plugin *belay_cuda_kern
 
 const struct kern_plugin *belay_cuda_kernels(void)
 {
-    static struct kern_plugin plugin = {
-        .name = "cuda", .count = plugin_count, .describe = plugin_describe, .open = plugin_open};
+    static struct kern_plugin plugin = {.name = "cuda",
+                                        .count = plugin_count,
+                                        .describe = plugin_describe,
+                                        .identify = plugin_identify,
+                                        .open = plugin_open};
     plugin.abi = number("FAKE_PLUGIN_ABI", KERN_PLUGIN_ABI);
     plugin.needs_driver = number("FAKE_PLUGIN_DRIVER", 0);
     return &plugin;

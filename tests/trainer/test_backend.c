@@ -132,9 +132,10 @@ static void test_a_device_is_taken_by_local_rank(void **state)
     assert_string_equal(a.text,
                         "backend cuda: device 3: device of nothing 3; between ranks: staged");
     assert_string_equal(a.hostid, "-");
-    a = choose("cuda", BL_PRECISION_FP32, 4, settings);
+    with_plugin(settings, "FAKE_PLUGIN_DEVICES=4 BELAY_DEVICE=4");
+    a = choose("cuda", BL_PRECISION_FP32, 0, settings);
     assert_int_equal(a.rc, BL_ECONFIG);
-    assert_string_equal(a.text, "device 4 is wanted (local rank 4), 4 are visible: one GPU a rank");
+    assert_string_equal(a.text, "BELAY_DEVICE 4: 4 devices are visible");
     assert_int_equal(choose("cuda", BL_PRECISION_FP32, 1, settings).type, KERN_F32);
     with_plugin(settings, "FAKE_PLUGIN_DEVICES=1 BELAY_DEVICE=0"); /* whoever started us masks */
     assert_int_equal(choose("cuda", BL_PRECISION_AUTO, 7, settings).rc, 0);
@@ -143,6 +144,40 @@ static void test_a_device_is_taken_by_local_rank(void **state)
     assert_int_equal(a.rc, 0);
     assert_int_equal(a.device, 0);
     assert_string_equal(a.hostid, "rank2"); /* else NCCL refuses two ranks on one device */
+}
+
+/* This process holds one while others choose. */
+static void test_a_device_that_another_rank_has_is_not_taken(void **state)
+{
+    (void)state;
+    struct train_backend mine;
+    static struct bl_job job;
+    char settings[512], more[96], bus[24];
+    snprintf(bus, sizeof bus, "test-%d", (int)getpid());
+    snprintf(more, sizeof more, "FAKE_PLUGIN_DEVICES=2 FAKE_PLUGIN_BUS=%s", bus);
+    with_plugin(settings, more);
+    char plugin[512];
+    snprintf(plugin, sizeof plugin, "%s/tests/trainer/libfake_plugin.so", getenv("BELAY_BUILD"));
+    setenv("BELAY_CUDA_PLUGIN", plugin, 1);
+    setenv("FAKE_PLUGIN_DEVICES", "2", 1);
+    setenv("FAKE_PLUGIN_BUS", bus, 1);
+    snprintf(job.backend, sizeof job.backend, "cuda");
+    assert_int_equal(train_backend_choose(&mine, &job, 1, NULL), 0);
+    assert_int_equal(mine.device, 1);
+    struct answer a = choose("cuda", BL_PRECISION_AUTO, 1, settings); /* started again */
+    assert_int_equal(a.rc, 0);
+    assert_int_equal(a.device, 0);
+    snprintf(more, sizeof more, "FAKE_PLUGIN_DEVICES=2 FAKE_PLUGIN_BUS=%s BELAY_DEVICE=1", bus);
+    with_plugin(settings, more);
+    a = choose("cuda", BL_PRECISION_AUTO, 0, settings);
+    assert_int_equal(a.rc, BL_ECONFIG);
+    assert_string_equal(a.text, "no device is left for local rank 0: other ranks have taken all "
+                                "that are visible");
+    train_backend_close(&mine);
+    assert_int_equal(choose("cuda", BL_PRECISION_AUTO, 0, settings).device, 1);
+    unsetenv("BELAY_CUDA_PLUGIN");
+    unsetenv("FAKE_PLUGIN_DEVICES");
+    unsetenv("FAKE_PLUGIN_BUS");
 }
 
 static void test_what_a_plug_in_lacks_is_named(void **state)
@@ -184,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_a_job_on_the_cpu_asks_for_no_driver),
         cmocka_unit_test(test_a_machine_without_driver_says_so),
         cmocka_unit_test(test_a_device_is_taken_by_local_rank),
+        cmocka_unit_test(test_a_device_that_another_rank_has_is_not_taken),
         cmocka_unit_test(test_what_a_plug_in_lacks_is_named),
         cmocka_unit_test(test_overrides_of_the_arithmetic_are_scrubbed),
     };
