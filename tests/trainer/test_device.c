@@ -42,7 +42,8 @@ static void compare(const struct layout *l)
     struct train_bench b;
     char digests[2][BL_STATE_DIGEST_TEXT_BYTES], losses[2][1024];
     bench_open(&b, l);
-    b.job.model.layers = 4;
+    b.job.model.layers = l->interleave > 1 ? 4 : 2;
+    b.job.train.steps = 2;
     b.job.train.precision = BL_PRECISION_FP32;
     for (int on_device = 0; on_device <= 1; on_device++) {
         const struct train_alone how = {.job = &b.job, .ranks = l->ranks, .digest = 1};
