@@ -68,6 +68,9 @@ double kern_exp(double x)
  * series: s^2 is below 0.0295, so 12 terms reach 1e-19. */
 double kern_log(double x)
 {
+    if (x != x) { /* else its bits make a number, and a lost loss looks sound */
+        return x;
+    }
     uint64_t bits = bits_of(x);
     int64_t e = (int64_t)(bits >> 52) - 1023;
     double m = double_of((bits & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);

@@ -38,7 +38,7 @@ KERN_INLINE kern_v8f kern_v8f_exp(kern_v8f x)
 
 /* e^x; 0 below -708, e^709 above 709. */
 double kern_exp(double x);
-/* Natural logarithm of a positive normal number. */
+/* Natural logarithm of a positive normal number; NaN of NaN. */
 double kern_log(double x);
 double kern_sin(double x);
 double kern_cos(double x);

@@ -72,6 +72,7 @@ static void test_fp64_functions_are_within_two_ulp(void **state)
            worst_trig);
     assert_true(worst_exp < 2.0 && worst_log < 2.0 && worst_trig < 2.0);
     assert_true(kern_exp(0.0) == 1.0 && kern_log(1.0) == 0.0 && kern_cos(0.0) == 1.0);
+    assert_true(isnan(kern_log(NAN)));
     assert_true(kern_exp(-1000.0) == 0.0 && isfinite(kern_exp(1000.0)));
 }
 

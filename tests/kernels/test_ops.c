@@ -384,6 +384,21 @@ static void test_cross_entropy(void **state)
     check_backward(cross_entropy64, XN, 0, XN * XV, g_d[0]);
 }
 
+/* Wherever in the row it is, evaluation shows it too: it reads nothing but losses. */
+static void test_cross_entropy_of_a_nan_is_nan(void **state)
+{
+    (void)state;
+    double losses[XN];
+    uint64_t count;
+    fill(2.0);
+    for (int at = 0; at < XV; at++) {
+        memcpy(g_d[0], g_in[0], sizeof g_d[0]);
+        g_d[0][at] = NAN;
+        double sum = kern_cross_entropy(g_pool, g_d[0], losses, TARGETS, XN, XV, 0, &count);
+        assert_true(isnan(sum) && isnan(losses[0]) && isfinite(losses[1]));
+    }
+}
+
 /* ---- attention: odd lengths; more than a block of 64 queries in the second shape ---- */
 
 static struct kern_attention_shape g_shape;
@@ -463,7 +478,8 @@ int main(void)
         cmocka_unit_test(test_layernorm),     cmocka_unit_test(test_bias_and_positions),
         cmocka_unit_test(test_gelu),          cmocka_unit_test(test_rope),
         cmocka_unit_test(test_rope_scaling),  cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_cross_entropy_of_a_nan_is_nan),
+        cmocka_unit_test(test_attention),
     };
     if (kern_pool_new(&g_pool, 3, NULL) < 0) {
         return 1;
