@@ -35,7 +35,7 @@ extern "C" void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 #define STACK_BYTES ((size_t)256 << 10)
 #define GUARD_BYTES ((size_t)4096)
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(GPUSIM_UCONTEXT)
 
 /* What the ABI has a callee keep lies on the stack that is left. */
 extern "C" void gpusim_stack_switch(void **keep, void *next);

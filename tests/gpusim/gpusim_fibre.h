@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fibres: stacks of their own, switched by hand. ASan and TSan are told.
+ * Fibres: stacks of their own, switched by hand on x86-64 and by ucontext elsewhere (or with
+ * GPUSIM_UCONTEXT defined). ASan and TSan are told.
  */
 #ifndef GPUSIM_GPUSIM_FIBRE_H
 #define GPUSIM_GPUSIM_FIBRE_H
 
 #include <stddef.h>
 
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(GPUSIM_UCONTEXT)
 #include <ucontext.h>
 #endif
 
 /* Where one can go on from: a fibre, or the thread that runs them. */
 struct gpusim_context {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(GPUSIM_UCONTEXT)
     void *sp;
 #else
     ucontext_t state;
