@@ -12,11 +12,13 @@ STEPS=30
 TRAIN='precision: fp32'
 export BELAY_CUDA_PLUGIN=${BELAY_CUDA_PLUGIN:-$CL_BIN/tests/trainer/libfake_device.so}
 
-# begin RANKS: as it_begin, with a reference of the CPU, whose bits that plug-in has.
+# begin RANKS: as it_begin, with a reference of the CPU, whose bits the tests' plug-in has; of
+# another by itself.
 begin() {
     it_job "$1"
-    it_alone
+    [ -n "${HAS_OWN_BITS:-}" ] || it_alone
     sed -i 's/^backend: cpu$/backend: cuda/' "$JOB_FILE"
+    [ -z "${HAS_OWN_BITS:-}" ] || it_alone
     it_cluster node0
     cl_run "$JOB_FILE"
 }
@@ -38,6 +40,29 @@ case_killed() {
     it_lost 1
     it_each_step
     it_verify
+}
+
+# on_gpusim: from here the CUDA back end itself, over the stand-ins of tests/gpusim.
+on_gpusim() {
+    export BELAY_CUDA_PLUGIN=${BELAY_CUDA_SIM:-$CL_BIN/tests/gpusim/belay_cuda_sim.so}
+    [ -e "$BELAY_CUDA_PLUGIN" ] || {
+        echo "skip: no C++ compiler when this was built, so no simulated GPU"
+        exit 77
+    }
+    HAS_OWN_BITS=1
+    TRAIN='precision: bf16'
+}
+
+# The CUDA back end in bf16: a rank is killed in it.
+case_gpusim_killed() {
+    on_gpusim
+    case_killed
+}
+
+# The same of one that stands still, with stages.
+case_gpusim_stopped() {
+    on_gpusim
+    case_stopped
 }
 
 # The others wait in the engine for a rank that stands still.
