@@ -116,7 +116,8 @@ struct kern_ops {
 
     /* ---- identity ---- */
 
-    /* What bits depend on besides the arguments, as kern_build_name. */
+    /* What bits depend on besides the arguments, as kern_build_name; on a device, from the probe
+     * on, with the algorithms of the products that it was given. */
     const char *(*build_name)(struct kern *k);
     /* As kern_probe. */
     int (*probe)(struct kern *k, const struct kern_matmul_shape *shapes, uint32_t count,

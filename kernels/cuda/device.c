@@ -294,7 +294,6 @@ const char *kern_cuda_build_name(struct kern *k)
              "belay-cuda-%d sm_%u x%u %s driver %u runtime %d cublaslt %llu algos %016llx",
              KERN_CUDA_VERSION, cuda->capability, cuda->sm_count,
              cuda->base.type == KERN_BF16 ? "bf16" : "fp32", cuda->driver_version, CUDART_VERSION,
-             (unsigned long long)kern_cuda_matmul_version(),
-             (unsigned long long)kern_cuda_matmul_digest(cuda));
+             (unsigned long long)kern_cuda_matmul_version(), (unsigned long long)cuda->algorithms);
     return cuda->build_name;
 }

@@ -75,6 +75,9 @@ struct kern_cuda {
     struct kern_cuda_landing landings[KERN_CUDA_LANDING_MAX];
     uint32_t landing_used, landing_count;
     char device_name[64];
+    /* Of the algorithms of all products that the run's ranks do: those that the probe was given. A
+     * rank's own are fewer, where tensor parallel slices differ. 0 before the probe. */
+    uint64_t algorithms;
     char build_name[256];
 };
 
@@ -124,8 +127,9 @@ void kern_cuda_matmul_close(struct kern_cuda *cuda); /* NULL inside is fine */
 /* Lines that are planned behind a mark can be taken out again. */
 uint32_t kern_cuda_matmul_mark(const struct kern_cuda *cuda);
 void kern_cuda_matmul_forget(struct kern_cuda *cuda, uint32_t mark);
-/* Over every line of the table, in the order of planning; 0 before a plan. */
-uint64_t kern_cuda_matmul_digest(struct kern_cuda *cuda);
+/* Over the lines of these shapes; what was not planned counts for nothing. */
+uint64_t kern_cuda_matmul_digest(struct kern_cuda *cuda, const struct kern_matmul_shape *shapes,
+                                 uint32_t count);
 /* Of cuBLASLt as it is loaded. */
 uint64_t kern_cuda_matmul_version(void);
 /* Line `index` of the table; -ENOENT behind the last. */

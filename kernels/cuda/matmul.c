@@ -343,26 +343,38 @@ void kern_cuda_matmul_forget(struct kern_cuda *cuda, uint32_t mark)
 
 /* ---- the table as text ---- */
 
-int kern_cuda_matmul_line(struct kern_cuda *cuda, uint32_t index, char *text, size_t bytes_max)
+static void print_line(const struct planned *p, char *text, size_t bytes_max)
 {
-    if (index >= cuda->matmul->count) {
-        return -ENOENT;
-    }
-    const struct planned *p = &cuda->matmul->planned[index];
     snprintf(text, bytes_max,
              "%s n %u i %u o %u: algo %u tile %u stages %u swizzle %u custom %u inner %u cluster "
              "%u workspace %zu",
              product_names[p->product], p->shape.n, p->shape.i, p->shape.o, p->id, p->tile,
              p->stages, p->swizzle, p->custom, p->inner, p->cluster, p->workspace_bytes);
+}
+
+int kern_cuda_matmul_line(struct kern_cuda *cuda, uint32_t index, char *text, size_t bytes_max)
+{
+    if (index >= cuda->matmul->count) {
+        return -ENOENT;
+    }
+    print_line(&cuda->matmul->planned[index], text, bytes_max);
     return 0;
 }
 
-uint64_t kern_cuda_matmul_digest(struct kern_cuda *cuda)
+/* A sum, so that it does not matter in which order the products were planned. */
+uint64_t kern_cuda_matmul_digest(struct kern_cuda *cuda, const struct kern_matmul_shape *shapes,
+                                 uint32_t count)
 {
     char line[256];
     uint64_t digest = 0;
-    for (uint32_t i = 0; kern_cuda_matmul_line(cuda, i, line, sizeof line) == 0; i++) {
-        digest = bl_mix64(digest ^ bl_xxh3(line, strlen(line)));
+    for (uint32_t i = 0; i < count; i++) {
+        for (int product = 0; product < PRODUCTS; product++) {
+            const struct planned *p = find(cuda->matmul, (enum product)product, shapes[i]);
+            if (p != NULL) {
+                print_line(p, line, sizeof line);
+                digest += bl_mix64(bl_xxh3(line, strlen(line)));
+            }
+        }
     }
     return digest;
 }

@@ -3,7 +3,7 @@
  * The numeric probe of a GPU: every operation of the table on counter-made input, with the bits
  * that come out digested. Two devices that may work in one run get the same number; one with
  * another library or with a fault does not. Products are tried on a part, planned for the probe
- * alone: which algorithm the whole one has is in the build name.
+ * alone: which algorithm the whole ones have is in the build name from here on.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -291,8 +291,10 @@ int kern_cuda_probe(struct kern *k, const struct kern_matmul_shape *shapes, uint
 {
     struct kern_cuda *cuda = kern_cuda_of(k);
     struct probe p = {.k = k, .msg = msg};
+    int rc = kern_cuda_matmul_plan(k, shapes, count, msg);
+    uint64_t algorithms = rc == 0 ? kern_cuda_matmul_digest(cuda, shapes, count) : 0;
     uint32_t mark = kern_cuda_matmul_mark(cuda);
-    p.rc = take_room(&p, shapes, count);
+    p.rc = rc != 0 ? rc : take_room(&p, shapes, count);
     for (uint32_t i = 0; i < count && p.rc == 0; i++) {
         probe_matmul(&p, kern_probe_shape(shapes[i]));
     }
@@ -309,6 +311,7 @@ int kern_cuda_probe(struct kern *k, const struct kern_matmul_shape *shapes, uint
     if (p.rc != 0) {
         return bl_err_in(msg, p.rc, "numeric probe");
     }
+    cuda->algorithms = algorithms;
     *ret_digest = p.digest;
     return 0;
 }

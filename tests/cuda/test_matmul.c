@@ -231,15 +231,22 @@ static void test_no_algorithm_that_splits_sums_is_taken(void **state)
     kern_cuda_close(k);
 }
 
-static void test_build_name_follows_what_was_planned(void **state)
+/* The same for ranks that are given the same products, whatever they planned for themselves. */
+static void test_build_name_follows_the_products_that_were_probed(void **state)
 {
     (void)state;
-    const struct kern_matmul_shape shapes[] = {{64, 48, 32}, {16, 16, 16}};
+    const struct kern_matmul_shape shapes[] = {{64, 48, 32}, {16, 16, 16}, {48, 64, 32}};
+    const struct kern_matmul_shape turned[] = {{16, 16, 16}, {64, 48, 32}};
     char names[4][256];
-    for (int i = 0; i < 4; i++) { /* both; both, one twice; one; fp32 */
+    for (int i = 0; i < 4; i++) { /* two; the same two, others planned; one; fp32 */
+        struct bl_errmsg msg = {{0}};
+        uint64_t digest;
         struct kern *k = open_device(i == 3 ? KERN_F32 : KERN_BF16);
-        assert_int_equal(kern_cuda_matmul_plan(k, shapes, i == 2 ? 1 : 2, NULL), 0);
-        assert_int_equal(kern_cuda_matmul_plan(k, shapes, i == 1 ? 1 : 0, NULL), 0);
+        assert_int_equal(kern_cuda_matmul_plan(k, shapes, i == 1 ? 3 : 0, NULL), 0);
+        int rc = kern_cuda_probe(k, i == 1 ? turned : shapes, i == 2 ? 1 : 2, &digest, &msg);
+        if (rc != 0) {
+            fail_msg("%s", msg.text);
+        }
         snprintf(names[i], sizeof names[i], "%s", kern_cuda_build_name(k));
         kern_cuda_close(k);
     }
@@ -301,19 +308,19 @@ static void test_products_of_nothing_do_nothing(void **state)
 
 static uint64_t probe_of(enum kern_type type, uint64_t seed, uint32_t count)
 {
-    const struct kern_matmul_shape shapes[] = {{4096, 40, 24}, {40, 24, 72}};
+    const struct kern_matmul_shape shapes[] = {{1024, 40, 24}, {40, 24, 72}};
     struct bl_errmsg msg = {{0}};
     uint64_t digest = 0;
     struct kern *k = open_device(type);
-    char before[256];
+    char line[256];
     gpusim_seed(seed);
-    assert_int_equal(kern_cuda_matmul_plan(k, shapes, 1, NULL), 0);
-    snprintf(before, sizeof before, "%s", kern_cuda_build_name(k));
     int rc = kern_cuda_probe(k, shapes, count, &digest, &msg);
     if (rc != 0) {
         fail_msg("%s", msg.text);
     }
-    assert_string_equal(before, kern_cuda_build_name(k)); /* its own plans are gone */
+    /* Its own plans, of parts, are gone again; those of the whole products stay. */
+    assert_int_equal(kern_cuda_matmul_line(kern_cuda_of(k), 4 * count - 1, line, sizeof line), 0);
+    assert_true(kern_cuda_matmul_line(kern_cuda_of(k), 4 * count, line, sizeof line) != 0);
     kern_cuda_close(k);
     gpusim_seed(0);
     return digest;
@@ -349,7 +356,7 @@ int main(void)
         cmocka_unit_test(test_products_in_bf16_are_those_of_their_arrays),
         cmocka_unit_test(test_products_in_fp32_are_those_of_their_arrays),
         cmocka_unit_test(test_no_algorithm_that_splits_sums_is_taken),
-        cmocka_unit_test(test_build_name_follows_what_was_planned),
+        cmocka_unit_test(test_build_name_follows_the_products_that_were_probed),
         cmocka_unit_test(test_product_that_was_not_planned_is_refused),
         cmocka_unit_test(test_products_of_nothing_do_nothing),
         cmocka_unit_test(test_probe_is_one_number_in_every_order_of_threads),
