@@ -231,6 +231,9 @@ int comm_group_broadcast(struct comm_group *group, uint32_t root, void *data, ui
                          struct bl_errmsg *msg)
 {
     struct comm_part *sends = group->parts, *recvs = group->parts + group->count;
+    if (group->is_engines) {
+        return comm_attached_broadcast(group, root, data, bytes, msg);
+    }
     for (uint32_t m = 0; m < group->count; m++) {
         sends[m] = (struct comm_part){data, group->me == root ? bytes : 0};
         recvs[m] = (struct comm_part){data, m == root ? bytes : 0};
