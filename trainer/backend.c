@@ -26,10 +26,13 @@ struct environment_value {
 
 /* An override of the matrix products' arithmetic would not be in the function id. NCCL's blocking
  * communicators cannot be aborted; its RAS threads and NVLS buffers do not survive an abort; its
- * default of a minute of connecting is longer than the deadline of a generation. */
+ * default of a minute of connecting is longer than the deadline of a generation. Streams that share
+ * one of the device's queues wait for one another: a kernel of a channel whose peer is late would
+ * hold up what that peer waits for. */
 static const struct environment_value environment[] = {
-    {"NVIDIA_TF32_OVERRIDE", NULL}, {"NCCL_COMM_BLOCKING", NULL}, {"NCCL_RAS_ENABLE", "0"},
-    {"NCCL_NVLS_ENABLE", "0"},      {"NCCL_HOSTID", NULL},
+    {"NVIDIA_TF32_OVERRIDE", NULL}, {"NCCL_COMM_BLOCKING", NULL},
+    {"NCCL_RAS_ENABLE", "0"},       {"NCCL_NVLS_ENABLE", "0"},
+    {"NCCL_HOSTID", NULL},          {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
 };
 
 /* All of a family, whatever their names. */

@@ -6,22 +6,26 @@
  *     comm_nccl_guard.c  the lock, waiting for NCCL, the monitor and helper threads, the end
  *     comm_nccl_move.c   exchange, all-gather, broadcast, sums, messages
  *
- * Facts of NCCL 2.28 that it rests on:
+ * It rests on facts of NCCL 2.28.
  *
- *  - Communicators are non-blocking, so that no call of NCCL waits for a peer: it returns
- *    ncclInProgress, a thread of NCCL's goes on, and the caller polls ncclCommGetAsyncError until
- * it is over (nccl_settle), before anything else is put on the stream. A poll that takes longer
- * than the deadline ends the engine.
- *  - Never are two threads inside NCCL: `inside` is held around every call, by the thread that
- * calls the engine, by the monitor that polls every 100 ms, and by the helper that aborts.
- *  - ncclCommAbort waits for the kernels that are under way, which leave on its word, and for ever
- *    where a peer of the same node hangs or a kernel of ours is stuck. So all communicators are
- *    aborted in one group call, in the helper thread, and the monitor gives it NCCL_ABORT_MS: then
- *    the process ends with NCCL_EXIT_STUCK, and its daemon starts another.
- *  - What a kernel had in hand when it was aborted is garbage. After the end, `check` says so, and
- *    the rank takes its state from sealed slots.
- *  - NCCL does not notice that a peer died: whoever knows it says comm_abort (the daemon, through
- * the rank's watcher). Nor does it tell peers that a communicator was aborted.
+ * Communicators are non-blocking, so that no call of NCCL waits for a peer: it returns
+ * ncclInProgress, a thread of NCCL's goes on, and the caller polls ncclCommGetAsyncError until it
+ * is over (nccl_settle), before anything else is put on the stream. A poll that takes longer than
+ * the deadline ends the engine.
+ *
+ * Never are two threads inside NCCL: `inside` is held around every call, by the thread that calls
+ * the engine, by the monitor that polls every 100 ms, and by the helper that aborts.
+ *
+ * ncclCommAbort waits for the kernels that are under way, which leave on its word, and for ever
+ * where a peer of the same node hangs or a kernel of ours is stuck. So all communicators are
+ * aborted in one group call, in the helper thread, and the monitor gives it NCCL_ABORT_MS: then the
+ * process ends with NCCL_EXIT_STUCK, and its daemon starts another.
+ *
+ * What a kernel had in hand when it was aborted is garbage. After the end, `check` says so, and the
+ * rank takes its state from sealed slots.
+ *
+ * NCCL does not notice that a peer died: whoever knows it says comm_abort (the daemon, through the
+ * rank's watcher). Nor does it tell peers that a communicator was aborted.
  *
  * Ids: a communicator is joined by who has its ncclUniqueId, made new for each. Its first member
  * makes it and sends it over the host communicator, whose pairs have proved to each other that they
@@ -131,25 +135,35 @@ BL_MUST_CHECK int nccl_cuda(struct comm_engine *e, cudaError_t error, const char
                             struct bl_errmsg *msg);
 /* Has the compute stream's work so far watched for the op's deadline. */
 void nccl_watch(struct comm_engine *e);
+/* abort and check of struct comm_engine_ops. */
 void nccl_abort(struct comm_engine *e);
 int nccl_check(struct comm_engine *e, struct bl_errmsg *msg);
 
-/* ---- comm_nccl_move.c ---- */
+/* ---- comm_nccl_move.c: the operations of struct comm_engine_ops (comm_engine.h), whose shapes,
+ * order and errors they have. One thread calls them; they enqueue on the compute stream. ---- */
 
+/* exchange: one group call of sends and receives. */
 int nccl_exchange(struct comm_engine_group *g, const struct comm_part *sends,
                   const struct comm_part *recvs, struct bl_errmsg *msg);
+/* allgather: NCCL's where all parts have one size, else a group of broadcasts. */
 int nccl_allgather(struct comm_engine_group *g, void *base, const uint64_t *bounds,
                    struct bl_errmsg *msg);
+/* broadcast. */
 int nccl_broadcast(struct comm_engine_group *g, uint32_t root, void *data, uint64_t bytes,
                    struct bl_errmsg *msg);
+/* sum: in the members' order by sum_parts, in pieces that fit in the scratch; fast: NCCL's. */
 int nccl_sum(struct comm_engine_group *g, void *data, uint32_t type, uint64_t count, int is_fast,
              struct bl_errmsg *msg);
+/* reduce_scatter: the same. */
 int nccl_reduce_scatter(struct comm_engine_group *g, void *data, uint32_t type,
                         const uint64_t *bounds, int is_fast, struct bl_errmsg *msg);
+/* send, on its channel's stream, behind what compute was called to do. */
 int nccl_send(struct comm_engine *e, uint32_t to, uint64_t tag, const void *data, uint64_t bytes,
               void **ret, struct bl_errmsg *msg);
+/* recv, likewise. */
 int nccl_recv(struct comm_engine *e, uint32_t from, uint64_t tag, void *data, uint64_t bytes,
               void **ret, struct bl_errmsg *msg);
+/* wait: compute waits for the token's event, the host for nothing. */
 int nccl_wait(struct comm_engine *e, void *token, struct bl_errmsg *msg);
 
 /* The plug-in's export: the operations, with the version of the library in use. */
