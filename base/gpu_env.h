@@ -21,6 +21,8 @@
     X("CUDA_LAUNCH_BLOCKING", NULL, "each launch would wait for the GPU")                          \
     X("NCCL_RAS_ENABLE", "0", "no threads and ports of NCCL's own monitor")                        \
     X("NCCL_NVLS_ENABLE", "0", "multicast memory does not survive an abort in the process")        \
+    X("CUDA_DEVICE_MAX_CONNECTIONS", "32",                                                         \
+      "streams that share a queue of the GPU wait for one another's kernels, a channel's too")     \
     X("NCCL_SOCKET_RETRY_CNT", "12",                                                               \
       "gives up on a peer within 8 s (default: a minute), inside the deadline of a generation")
 /* clang-format on */

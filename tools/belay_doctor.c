@@ -17,13 +17,14 @@
 #include "base/human.h"
 #include "base/file.h"
 #include "tools/belay.h"
+#include "tools/belay_doctor.h"
 
 static const char help[] =
     "Usage: belay doctor [JOB.yaml] [--socket PATH] [--json]\n"
     "\n"
-    "Looks at this machine: kernel features, limits, programs, ports, the daemon;\n"
-    "with a job also its data and the room in its checkpoint directories. Changes\n"
-    "nothing.\n"
+    "Looks at this machine: kernel features, limits, programs, GPUs and their\n"
+    "health, ports, the daemon; with a job also its data and the room in its\n"
+    "checkpoint directories. Changes nothing.\n"
     "\n"
     "  --socket PATH   of the daemon\n"
     "  --json          {\"schema\":1,\"findings\":N,\"checks\":[{\"name\",\"state\":\n"
@@ -37,19 +38,10 @@ static const char help[] =
 
 #define ROOM_MIN_BYTES (1ull << 30) /* less free space than this in a root is a finding */
 
-enum check_state { CHECK_OK, CHECK_NOTE, CHECK_FINDING };
 static const char *const state_names[] = {"ok", "note", "finding"};
 
-struct doctor {
-    json_t *checks; /* owned */
-    uint32_t findings;
-    bool as_json;
-};
-
-static void check_add(struct doctor *doctor, const char *name, enum check_state state,
-                      const char *format, ...) BL_PRINTF(4, 5);
-static void check_add(struct doctor *doctor, const char *name, enum check_state state,
-                      const char *format, ...)
+void check_add(struct doctor *doctor, const char *name, enum check_state state, const char *format,
+               ...)
 {
     char text[TOOL_TEXT_MAX];
     va_list args;
@@ -169,17 +161,11 @@ static void check_programs(struct doctor *doctor)
     check_add(doctor, "eu-stack", has_stack ? CHECK_OK : CHECK_NOTE, "%s",
               has_stack ? "there"
                         : "missing: a hung rank is replaced without its stacks (package elfutils)");
-    char scope[16], version[128];
+    char scope[16];
     line_read("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof scope);
     if (scope[0] > '1' && geteuid() != 0) {
         check_add(doctor, "ptrace", CHECK_NOTE,
                   "kernel.yama.ptrace_scope is %s: stacks of hung ranks cannot be taken", scope);
-    }
-    line_read("/proc/driver/nvidia/version", version, sizeof version);
-    if (version[0] != '\0') {
-        check_add(doctor, "gpu driver", CHECK_OK, "%s", version);
-    } else {
-        check_add(doctor, "gpu driver", CHECK_NOTE, "none: backend cpu only");
     }
 }
 
@@ -278,6 +264,7 @@ static int doctor_run(const struct tool_args *args)
     check_kernel(&doctor);
     check_limits(&doctor);
     check_programs(&doctor);
+    check_gpus(&doctor);
     check_daemon(&doctor, args->socket);
     int rc = args->word_count > 0 ? check_job(&doctor, args->words[0]) : 0;
     if (rc == 0 && doctor.as_json) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/gpu_env.h"
 
 #define DRIVER      "libcuda.so.1"
 #define PLUGIN_FILE "belay_cuda.so"
@@ -20,52 +21,37 @@ extern char **environ;
 
 /* ---- the environment of libraries that read it when they load ---- */
 
-struct environment_value {
-    const char *name, *value; /* NULL: must not be set */
-};
-
-/* An override of the matrix products' arithmetic would not be in the function id. NCCL's blocking
- * communicators cannot be aborted; its RAS threads and NVLS buffers do not survive an abort; its
- * default of a minute of connecting is longer than the deadline of a generation. Streams that share
- * one of the device's queues wait for one another: a kernel of a channel whose peer is late would
- * hold up what that peer waits for. */
-static const struct environment_value environment[] = {
-    {"NVIDIA_TF32_OVERRIDE", NULL}, {"NCCL_COMM_BLOCKING", NULL},
-    {"NCCL_RAS_ENABLE", "0"},       {"NCCL_NVLS_ENABLE", "0"},
-    {"NCCL_HOSTID", NULL},          {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
-};
-
-/* All of a family, whatever their names. */
-static void unset_prefix(const char *prefix)
+/* Takes away all that begin like `name` up to its '*', or the one of that name. */
+static void unset_all(const char *name)
 {
-    size_t bytes = strlen(prefix);
+    size_t bytes = strcspn(name, "*");
     char **at = environ;
+    if (name[bytes] == 0) {
+        unsetenv(name);
+        return;
+    }
     while (at != NULL && *at != NULL) {
-        char name[128];
+        char full[128];
         size_t n = strcspn(*at, "=");
-        if (strncmp(*at, prefix, bytes) != 0 || n >= sizeof name) {
+        if (strncmp(*at, name, bytes) != 0 || n >= sizeof full) {
             at++;
             continue;
         }
-        memcpy(name, *at, n);
-        name[n] = 0;
-        unsetenv(name); /* moves the rest up */
+        memcpy(full, *at, n);
+        full[n] = 0;
+        unsetenv(full); /* moves the rest up */
     }
 }
 
 static void set_environment(int is_shared, uint32_t local_rank)
 {
-    for (size_t i = 0; i < sizeof environment / sizeof *environment; i++) {
-        if (environment[i].value == NULL) {
-            unsetenv(environment[i].name);
+    const struct bl_gpu_env *row;
+    for (uint32_t i = 0; (row = bl_gpu_env_at(i, is_shared)) != NULL; i++) {
+        if (row->value == NULL) {
+            unset_all(row->name);
         } else {
-            setenv(environment[i].name, environment[i].value, 1);
+            setenv(row->name, row->value, 1);
         }
-    }
-    unset_prefix("CUBLAS_");
-    unset_prefix("CUBLASLT_");
-    if (getenv("NCCL_SOCKET_RETRY_CNT") == NULL) {
-        setenv("NCCL_SOCKET_RETRY_CNT", "10", 1);
     }
     if (is_shared) { /* NCCL refuses two ranks of one host on one device */
         char id[32];
