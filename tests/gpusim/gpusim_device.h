@@ -53,8 +53,10 @@ enum gpusim_fault {
     GPUSIM_FAULT_COUNT
 };
 int gpusim_fault_is_due(enum gpusim_fault fault);
-/* Until gpusim_unstick, which may be never. */
-void gpusim_stuck_wait(void);
+/* A moment, of the launch; and waiting for the first gpusim_unstick after it, which may be never.
+ * The launch's thread may come to the wait when that has been called already. */
+uint64_t gpusim_stuck_since(void);
+void gpusim_stuck_wait(uint64_t since);
 
 /* A number from the environment, or `otherwise`; text behind it is a mistake that ends the process.
  */

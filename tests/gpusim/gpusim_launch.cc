@@ -12,6 +12,7 @@ struct launch {
     struct gpusim_grid grid;
     uint64_t seed;
     int is_late, is_ecc, is_stuck;
+    uint64_t stuck_since; /* of gpusim_stuck_wait */
 };
 
 /* Kernels that cudaFuncSetAttribute allowed more shared memory. */
@@ -90,7 +91,7 @@ static void launch_run(void *arg)
 {
     struct launch *l = static_cast<struct launch *>(arg);
     if (l->is_stuck) {
-        gpusim_stuck_wait();
+        gpusim_stuck_wait(l->stuck_since);
         return;
     }
     if (l->is_late || l->is_ecc) {
@@ -139,6 +140,7 @@ void gpusim_grid_submit(const struct gpusim_grid *grid, cudaStream_t stream)
     }
     l->is_late = gpusim_fault_is_due(GPUSIM_FAULT_LATE);
     l->is_ecc = gpusim_fault_is_due(GPUSIM_FAULT_ECC);
+    l->stuck_since = gpusim_stuck_since();
     l->is_stuck = gpusim_fault_is_due(GPUSIM_FAULT_STUCK);
     gpusim_stream_submit(stream, launch_run, launch_drop, l);
 }

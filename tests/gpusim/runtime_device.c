@@ -123,10 +123,18 @@ int gpusim_fault_is_due(enum gpusim_fault fault)
     return is_due;
 }
 
-void gpusim_stuck_wait(void)
+uint64_t gpusim_stuck_since(void)
 {
     pthread_mutex_lock(&g_lock);
-    for (uint64_t seen = g_unstick_count; seen == g_unstick_count;) {
+    uint64_t since = g_unstick_count;
+    pthread_mutex_unlock(&g_lock);
+    return since;
+}
+
+void gpusim_stuck_wait(uint64_t since)
+{
+    pthread_mutex_lock(&g_lock);
+    while (g_unstick_count == since) {
         pthread_cond_wait(&g_unstuck, &g_lock);
     }
     pthread_mutex_unlock(&g_lock);
