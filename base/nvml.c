@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+
+#include "base/human.h"
 
 /* NVML's own numbers (NVML API reference, "NVML constants" and "enums"). */
 enum {
@@ -418,5 +421,51 @@ void bl_nvml_slow_text(uint64_t slow, char *ret, size_t bytes)
             used +=
                 (size_t)snprintf(ret + used, bytes - used, "%s%s", used ? ", " : "", names[i].text);
         }
+    }
+}
+
+/* ---- who holds memory ---- */
+
+/* Bus ids are written with four or eight digits of the domain, in either case: the end says it. */
+static int is_same_bus(const char *a, const char *b)
+{
+    size_t la = strlen(a), lb = strlen(b), n = sizeof("0000:00:00.0") - 1;
+
+    return la >= n && lb >= n && strcasecmp(a + la - n, b + lb - n) == 0;
+}
+
+uint32_t bl_nvml_device_by_bus(struct bl_nvml *nvml, const char *bus)
+{
+    for (uint32_t i = 0; i < bl_nvml_device_count(nvml); i++) {
+        struct bl_nvml_device device;
+        if (bl_nvml_device_read(nvml, i, &device, NULL) == 0 && is_same_bus(device.bus, bus)) {
+            return i;
+        }
+    }
+    return BL_NVML_DEVICES_MAX;
+}
+
+void bl_nvml_holders_text(struct bl_nvml *nvml, uint32_t index, char *ret, size_t bytes_max)
+{
+    struct bl_nvml_process list[BL_NVML_PROCESSES_MAX];
+    uint32_t count = 0;
+    size_t at = 0;
+    int rc = bl_nvml_process_list(nvml, index, list, BL_NVML_PROCESSES_MAX, &count, NULL);
+
+    ret[0] = 0;
+    if (rc != 0 && rc != BL_ELIMIT) {
+        snprintf(ret, bytes_max, "processes that the driver does not name");
+        return;
+    }
+    for (uint32_t i = 0; i < count && i < BL_NVML_HOLDERS_NAMED && at < bytes_max; i++) {
+        char size[BL_HUMAN_MAX] = "?";
+        if (list[i].bytes != BL_NVML_UNKNOWN) {
+            bl_human_bytes(size, list[i].bytes);
+        }
+        at += (size_t)snprintf(ret + at, bytes_max - at, "%spid %u (%s)", i > 0 ? ", " : "",
+                               list[i].pid, size);
+    }
+    if (count > BL_NVML_HOLDERS_NAMED && at < bytes_max) {
+        snprintf(ret + at, bytes_max - at, " and %u more", count - BL_NVML_HOLDERS_NAMED);
     }
 }

@@ -21,6 +21,7 @@
 #define BL_NVML_DEVICES_MAX   64
 #define BL_NVML_PROCESSES_MAX 128
 #define BL_NVML_TEXT_MAX      96
+#define BL_NVML_HOLDERS_NAMED 8          /* by bl_nvml_holders_text */
 #define BL_NVML_UNKNOWN       UINT64_MAX /* the device does not say */
 
 /* Reasons for clocks below what was asked: bits of NVML's "clocks event reasons". */
@@ -99,6 +100,14 @@ BL_MUST_CHECK int bl_nvml_event_watch(struct bl_nvml *nvml, uint32_t index, stru
  * a device was lost or the library fails. */
 BL_MUST_CHECK int bl_nvml_event_wait(struct bl_nvml *nvml, uint32_t timeout_ms,
                                      struct bl_nvml_event *ret, struct bl_errmsg *msg);
+
+/* The device at a PCI bus id, with four or eight digits of the domain, in either case;
+ * BL_NVML_DEVICES_MAX: none. */
+uint32_t bl_nvml_device_by_bus(struct bl_nvml *nvml, const char *bus);
+
+/* "pid 7 (2.0 GiB), pid 9 (1.0 GiB)" into ret[bytes_max]: who holds memory of the device; "" when
+ * nobody does. */
+void bl_nvml_holders_text(struct bl_nvml *nvml, uint32_t index, char *ret, size_t bytes_max);
 
 /* "power cap, heat (hardware)" into ret[bytes]; "" for bits that say nothing of health. */
 void bl_nvml_slow_text(uint64_t slow, char *ret, size_t bytes);

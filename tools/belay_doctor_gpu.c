@@ -12,7 +12,6 @@
 #include "tools/belay_doctor.h"
 
 #define PLUGIN   "belay_cuda.so"
-#define HOLDERS  8 /* processes that are named */
 #define TEXT_MAX 512
 
 extern char **environ;
@@ -25,32 +24,6 @@ static int is_known(uint64_t value)
 static int is_set(uint64_t value)
 {
     return is_known(value) && value != 0;
-}
-
-/* "pid 7 (2.0 GiB), pid 9 (1.0 GiB)" into ret; "" when nobody holds any. */
-static void holders_text(struct bl_nvml *nvml, uint32_t index, char ret[TEXT_MAX])
-{
-    struct bl_nvml_process list[BL_NVML_PROCESSES_MAX];
-    struct bl_errmsg msg = {{0}};
-    uint32_t count = 0;
-    size_t at = 0;
-    int rc = bl_nvml_process_list(nvml, index, list, BL_NVML_PROCESSES_MAX, &count, &msg);
-    ret[0] = '\0';
-    if (rc != 0 && rc != BL_ELIMIT) {
-        snprintf(ret, TEXT_MAX, "unknown processes (%.*s)", TEXT_MAX / 2, msg.text);
-        return;
-    }
-    for (uint32_t i = 0; i < count && i < HOLDERS && at < TEXT_MAX; i++) {
-        char bytes[BL_HUMAN_MAX] = "?";
-        if (is_known(list[i].bytes)) {
-            bl_human_bytes(bytes, list[i].bytes);
-        }
-        at += (size_t)snprintf(ret + at, TEXT_MAX - at, "%spid %u (%s)", i > 0 ? ", " : "",
-                               list[i].pid, bytes);
-    }
-    if (count > HOLDERS && at < TEXT_MAX) {
-        snprintf(ret + at, TEXT_MAX - at, " and %u more", count - HOLDERS);
-    }
 }
 
 static void check_health(struct doctor *doctor, const char *name, const struct bl_nvml_device *gpu)
@@ -104,7 +77,7 @@ static void check_device(struct doctor *doctor, struct bl_nvml *nvml, uint32_t i
     }
     check_add(doctor, name, CHECK_OK, "%s at %s, %s of %s in use%s", gpu.name, gpu.bus, used, all,
               heat);
-    holders_text(nvml, index, holders);
+    bl_nvml_holders_text(nvml, index, holders, sizeof holders);
     if (holders[0] != '\0') {
         check_add(doctor, name, CHECK_NOTE, "memory is held by %s", holders);
     }

@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/gpu_env.h"
+#include "base/nvml.h"
 
 #define DRIVER      "libcuda.so.1"
 #define PLUGIN_FILE "belay_cuda.so"
@@ -284,11 +285,37 @@ int train_backend_is_cpu(const struct bl_job *job)
     return getenv("BELAY_CUDA_PLUGIN") == NULL && !has_driver(why, sizeof why);
 }
 
+/* Behind a refusal for want of memory: who has it, where the driver tells. */
+static void name_holders(const struct train_backend *backend, struct bl_errmsg *msg)
+{
+    struct kern_plugin_device device;
+    struct bl_nvml *nvml = NULL;
+    char holders[200] = "";
+    if (msg == NULL || strstr(msg->text, "memory") == NULL ||
+        backend->plugin->identify(&device, backend->device, NULL) != 0 ||
+        bl_nvml_open(&nvml, NULL) != 0) {
+        return;
+    }
+    uint32_t index = bl_nvml_device_by_bus(nvml, device.bus_id);
+    if (index != BL_NVML_DEVICES_MAX) {
+        bl_nvml_holders_text(nvml, index, holders, sizeof holders);
+    }
+    bl_nvml_close(nvml);
+    size_t at = strlen(msg->text);
+    if (holders[0] != 0) {
+        snprintf(msg->text + at, sizeof msg->text - at, "; memory is held by %s", holders);
+    }
+}
+
 int train_backend_open(struct kern **ret, const struct train_backend *backend,
                        struct kern_pool *pool, uint64_t arena_bytes, struct bl_errmsg *msg)
 {
     if (backend->plugin == NULL) {
         return kern_cpu_open(ret, pool, msg);
     }
-    return backend->plugin->open(ret, (int)backend->device, backend->type, arena_bytes, msg);
+    int rc = backend->plugin->open(ret, (int)backend->device, backend->type, arena_bytes, msg);
+    if (rc == BL_ECONFIG) {
+        name_holders(backend, msg);
+    }
+    return rc;
 }

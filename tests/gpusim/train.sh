@@ -80,3 +80,13 @@ for fault in late@300 ecc@300 copy@8; do
     grep -q 'illegal memory access\|ECC' <<<"$said" || fail "$fault: $said"
     echo "$fault: $(tail -n 1 <<<"$said")"
 done
+
+# Too little memory: the sum, and who has the rest.
+printf 'device GPU-0 85899345920 2147483648\nheld 0 4242 2147483648\n' >"$work/gpus"
+rc=0
+said=$(run device.yaml GPUSIM_MEMORY_MIB=33 BELAY_NVML_STANDIN="$work/gpus" \
+    BELAY_NVML="$BELAY_BUILD/tests/nvml/nvml_standin.so") || rc=$?
+[ $rc = 2 ] || fail "short memory: exit $rc: $said"
+grep -q 'MiB of memory are wanted (.* planned, 32.0 MiB beside .*held by pid 4242 (2.0 GiB)' <<<"$said" ||
+    fail "short memory: $said"
+echo "short memory: $(tail -n 1 <<<"$said")"
