@@ -6,11 +6,12 @@
 
 #define ENV_ROW(name, value, why) {name, value, why},
 static const struct bl_gpu_env rows[] = {BL_GPU_ENV(ENV_ROW) BL_GPU_ENV_SHARED(ENV_ROW)};
-static const struct bl_gpu_env of_all[] = {BL_GPU_ENV(ENV_ROW)};
+#define ENV_ONE(name, value, why) +1u
+#define ROWS_OF_ALL               (0u BL_GPU_ENV(ENV_ONE))
 
 const struct bl_gpu_env *bl_gpu_env_at(uint32_t index, int is_shared)
 {
-    size_t count = (is_shared ? sizeof(rows) : sizeof(of_all)) / sizeof(*rows);
+    size_t count = is_shared ? sizeof(rows) / sizeof(*rows) : ROWS_OF_ALL;
 
     return index < count ? &rows[index] : NULL;
 }

@@ -354,7 +354,7 @@ static int message_new(struct comm_engine *e, struct staged_message **ret, uint6
 static int staged_send(struct comm_engine *engine, uint32_t to, uint64_t tag, const void *data,
                        uint64_t bytes, void **ret, struct bl_errmsg *msg)
 {
-    struct staged_message *m;
+    struct staged_message *m = NULL;
     int rc = message_new(engine, &m, bytes, msg);
     if (rc != 0) {
         return rc;
@@ -369,7 +369,7 @@ static int staged_send(struct comm_engine *engine, uint32_t to, uint64_t tag, co
 static int staged_recv(struct comm_engine *engine, uint32_t from, uint64_t tag, void *data,
                        uint64_t bytes, void **ret, struct bl_errmsg *msg)
 {
-    struct staged_message *m;
+    struct staged_message *m = NULL;
     int rc = message_new(engine, &m, bytes, msg);
     if (rc != 0) {
         return rc;
