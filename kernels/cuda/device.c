@@ -70,7 +70,7 @@ int kern_cuda_count(uint32_t *ret, struct bl_errmsg *msg)
 
 static int check_ordinal(uint32_t device, struct bl_errmsg *msg)
 {
-    uint32_t count;
+    uint32_t count = 0;
     int rc = kern_cuda_count(&count, msg);
     if (rc == 0 && device >= count) {
         const char *mask = getenv("CUDA_VISIBLE_DEVICES");
