@@ -148,13 +148,14 @@ static cublasStatus_t make_layouts(struct planned *p, cudaDataType_t type)
     return status ? status : make_layout(&p->d, type, s.n, s.o, &p->align_d);
 }
 
-static cublasStatus_t make_desc(struct planned *p, enum kern_type type)
+/* `address`: any address of the device: the library may choose otherwise where it finds none. */
+static cublasStatus_t make_desc(struct planned *p, enum kern_type type, const void *address)
 {
     /* Pedantic: fp32 factors stay fp32, whatever the library would like. */
     cublasComputeType_t compute =
         type == KERN_BF16 ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC;
     cublasOperation_t transposed = CUBLAS_OP_T;
-    cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     cublasStatus_t status = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
     if (status == CUBLAS_STATUS_SUCCESS && p->product != DX) {
         cublasLtMatmulDescAttributes_t which =
@@ -162,8 +163,12 @@ static cublasStatus_t make_desc(struct planned *p, enum kern_type type)
         status = cublasLtMatmulDescSetAttribute(p->desc, which, &transposed, sizeof transposed);
     }
     if (status == CUBLAS_STATUS_SUCCESS && p->product == FORWARD_BIAS) {
-        status = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias,
-                                                sizeof bias);
+        status = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                sizeof epilogue);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && p->product == FORWARD_BIAS) {
+        status = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                &address, sizeof address);
     }
     return status;
 }
@@ -302,7 +307,7 @@ static int plan(struct kern_cuda *cuda, enum product product, struct kern_matmul
     p->shape = s;
     cublasStatus_t status =
         make_layouts(p, cuda->base.type == KERN_BF16 ? CUDA_R_16BF : CUDA_R_32F);
-    status = status ? status : make_desc(p, (enum kern_type)cuda->base.type);
+    status = status ? status : make_desc(p, (enum kern_type)cuda->base.type, m->workspace);
     int rc = status ? lt_error(cuda, status, "a product", msg) : choose(cuda, p, msg);
     if (rc == 1) {
         m->count++;
@@ -405,7 +410,9 @@ static void multiply(struct kern *k, enum product product, struct kern_matmul_sh
         refuse(k, product, s, "not planned");
         return;
     }
-    if (!is_aligned(a, p->align_a) || !is_aligned(b, p->align_b) || !is_aligned(d, p->align_d)) {
+    /* The bias is read as wide as a row of d is written; NULL is aligned. */
+    if (!is_aligned(a, p->align_a) || !is_aligned(b, p->align_b) || !is_aligned(d, p->align_d) ||
+        !is_aligned(bias, p->align_d)) {
         refuse(k, product, s, "not aligned");
         return;
     }

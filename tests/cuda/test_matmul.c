@@ -278,6 +278,9 @@ static void test_product_that_was_not_planned_is_refused(void **state)
     /* An odd place in w: the algorithm was chosen for rows of 16 bytes. */
     kern_cuda_matmul_forward(k, y.device, x.device, kern_real_at(k, w.device, 1), NULL, shape);
     expect_error(k, "forward 8,8,8: not aligned");
+    /* The bias, too, which is read as wide. */
+    kern_cuda_matmul_forward(k, y.device, x.device, w.device, kern_real_at(k, w.device, 1), shape);
+    expect_error(k, "forward+bias 8,8,8: not aligned");
     array_end(k, &x);
     array_end(k, &w);
     array_end(k, &y);

@@ -246,7 +246,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     (void)handle;
     (void)c;
     *count = 0;
-    if (!shapes_fit(desc, a, b, d)) {
+    int is_lost = desc->epilogue == CUBLASLT_EPILOGUE_BIAS && desc->bias == NULL;
+    if (is_lost || !shapes_fit(desc, a, b, d)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     for (size_t i = 0; i < sizeof known / sizeof known[0] && *count < count_max; i++) {
