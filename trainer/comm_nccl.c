@@ -511,7 +511,14 @@ static int channels_connect(struct comm_engine *e, const struct nccl_channel *ch
     ncclResult_t end = ncclGroupEnd();
     nccl_leave(e);
     result = result == ncclSuccess ? end : result;
-    return nccl_settle_all(e, comms, count, result, "connecting channels", e->deadline_ms, msg);
+    rc = nccl_settle_all(e, comms, count, result, "connecting channels", e->deadline_ms, msg);
+    /* The bytes may come later, into the scratch: sums on the compute stream stay behind them. */
+    for (uint32_t i = 0; rc == 0 && i < count; i++) {
+        cudaError_t error = cudaEventRecord(channels[i].ready, channels[i].stream);
+        error = error ? error : cudaStreamWaitEvent(e->compute, channels[i].ready, 0);
+        rc = nccl_cuda(e, error, "waiting for channels", msg);
+    }
+    return rc;
 }
 
 /* Those of the list that this rank is an end of, behind those there are. */
