@@ -224,39 +224,6 @@ static int engine_open(struct comm_engine **ret, struct kern *kern, struct comm 
     return 0;
 }
 
-/* All flushed: gives them back. With `inside` held. */
-static void destroy_all(struct comm_engine *e)
-{
-    while (e->comm_count > 0) {
-        BL_IGNORE(ncclCommDestroy(e->comms[--e->comm_count]) != ncclSuccess, "it is over");
-    }
-}
-
-/* Flushes and frees all communicators; what does not end in time is aborted. How many there are is
- * the helper's to change, too. */
-static void finalize(struct comm_engine *e)
-{
-    struct bl_errmsg why = {{0}};
-    for (uint32_t i = 0;; i++) {
-        int rc = nccl_enter(e, &why);
-        if (rc != 0) {
-            return;
-        }
-        if (i == e->comm_count) {
-            destroy_all(e);
-            nccl_leave(e);
-            return;
-        }
-        ncclComm_t comm = e->comms[i];
-        ncclResult_t result = ncclCommFinalize(comm);
-        nccl_leave(e);
-        rc = nccl_settle_all(e, &comm, 1, result, "finalizing", NCCL_FINALIZE_MS, &why);
-        if (rc != 0) {
-            return; /* it failed, so it is aborted */
-        }
-    }
-}
-
 static void channel_close(struct nccl_channel *c)
 {
     if (c->ready != NULL) {
@@ -270,7 +237,7 @@ static void channel_close(struct nccl_channel *c)
 static void engine_close(struct comm_engine *e)
 {
     if (e->has_threads) {
-        finalize(e);
+        nccl_finalize(e);
     }
     nccl_guard_stop(e);
     for (uint32_t i = 0; i < e->channel_count; i++) {

@@ -135,6 +135,8 @@ BL_MUST_CHECK int nccl_cuda(struct comm_engine *e, cudaError_t error, const char
                             struct bl_errmsg *msg);
 /* Has the compute stream's work so far watched for the op's deadline. */
 void nccl_watch(struct comm_engine *e);
+/* Flushes and frees all communicators; what does not end in NCCL_FINALIZE_MS is aborted. */
+void nccl_finalize(struct comm_engine *e);
 /* abort and check of struct comm_engine_ops. */
 void nccl_abort(struct comm_engine *e);
 int nccl_check(struct comm_engine *e, struct bl_errmsg *msg);

@@ -313,6 +313,40 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
+/* ---- a good end ---- */
+
+/* All flushed: gives them back. With `inside` held. */
+static void destroy_all(struct comm_engine *e)
+{
+    while (e->comm_count > 0) {
+        BL_IGNORE(ncclCommDestroy(e->comms[--e->comm_count]) != ncclSuccess, "it is over");
+    }
+}
+
+/* How many there are is the helper's to change, too. */
+void nccl_finalize(struct comm_engine *e)
+{
+    struct bl_errmsg why = {{0}};
+    for (uint32_t i = 0;; i++) {
+        int rc = nccl_enter(e, &why);
+        if (rc != 0) {
+            return;
+        }
+        if (i == e->comm_count) {
+            destroy_all(e);
+            nccl_leave(e);
+            return;
+        }
+        ncclComm_t comm = e->comms[i];
+        ncclResult_t result = ncclCommFinalize(comm);
+        nccl_leave(e);
+        rc = nccl_settle_all(e, &comm, 1, result, "finalizing", NCCL_FINALIZE_MS, &why);
+        if (rc != 0) {
+            return; /* it failed, so it is aborted */
+        }
+    }
+}
+
 /* ---- both ---- */
 
 int nccl_guard_start(struct comm_engine *e, struct bl_errmsg *msg)

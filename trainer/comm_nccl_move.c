@@ -201,8 +201,12 @@ static int sum_ordered(struct comm_engine_group *g, uint8_t *data, uint32_t type
                        struct bl_errmsg *msg)
 {
     uint64_t size = bytes_of(type), piece = slice_max(g, type) * g->count;
-    uint64_t *bounds = bounds_new(g, msg), *bytes = bounds + g->count + 1;
-    int rc = bounds == NULL ? -ENOMEM : 0;
+    uint64_t *bounds = bounds_new(g, msg);
+    if (bounds == NULL) {
+        return -ENOMEM;
+    }
+    uint64_t *bytes = bounds + g->count + 1;
+    int rc = 0;
     for (uint64_t at = 0; rc == 0 && at < count; at += piece) {
         uint64_t n = count - at < piece ? count - at : piece;
         uint64_t slice = (n + g->count - 1) / g->count;
@@ -286,8 +290,12 @@ int nccl_reduce_scatter(struct comm_engine_group *g, void *data, uint32_t type,
         return scatter_fast(g, data, type, bounds, msg);
     }
     uint64_t most = 0, step = slice_max(g, type);
-    uint64_t *lo = bounds_new(g, msg), *hi = lo + g->count + 1;
-    int rc = lo == NULL ? -ENOMEM : 0;
+    uint64_t *lo = bounds_new(g, msg);
+    if (lo == NULL) {
+        return -ENOMEM;
+    }
+    uint64_t *hi = lo + g->count + 1;
+    int rc = 0;
     for (uint32_t m = 0; m < g->count; m++) {
         most = bounds[m + 1] - bounds[m] > most ? bounds[m + 1] - bounds[m] : most;
     }

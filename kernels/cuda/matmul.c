@@ -329,6 +329,9 @@ int kern_cuda_matmul_plan(struct kern *k, const struct kern_matmul_shape *shapes
     for (uint32_t i = 0; i < count && rc == 0; i++) {
         for (int product = 0; product < PRODUCTS && rc == 0; product++) {
             rc = plan(kern_cuda_of(k), (enum product)product, shapes[i], msg);
+            if (rc == BL_ELIMIT && product == FORWARD_BIAS) {
+                rc = 0; /* the bias is added behind the product then */
+            }
         }
     }
     return rc;
@@ -438,8 +441,13 @@ static void multiply(struct kern *k, enum product product, struct kern_matmul_sh
 void kern_cuda_matmul_forward(struct kern *k, kern_real *y, const kern_real *x, const kern_real *w,
                               const kern_real *bias, struct kern_matmul_shape shape)
 {
-    if (shape.n != 0 && shape.o != 0) {
-        multiply(k, bias != NULL ? FORWARD_BIAS : FORWARD, shape, w, x, y, bias, 0);
+    if (shape.n == 0 || shape.o == 0) {
+        return;
+    }
+    int has_fused = bias != NULL && find(kern_cuda_of(k)->matmul, FORWARD_BIAS, shape) != NULL;
+    multiply(k, has_fused ? FORWARD_BIAS : FORWARD, shape, w, x, y, has_fused ? bias : NULL, 0);
+    if (bias != NULL && !has_fused) {
+        kern_cuda_bias_forward(k, y, bias, shape.n, shape.o);
     }
 }
 
