@@ -15,7 +15,7 @@
     X("NCCL_COMM_BLOCKING", NULL,                                                                  \
       "it overrides nonblocking communicators: a hung peer could not be aborted any more")         \
     X("NCCL_HOSTID", NULL, "it makes NCCL take ranks of one machine for ranks of several")         \
-    X("NCCL_ASYNC_ERROR_HANDLING", NULL, "the trainer watches its communicators itself")           \
+    X("NCCL_ASYNC_ERROR_HANDLING", NULL, "PyTorch's, kept off: communicators are watched here")    \
     X("NVIDIA_TF32_OVERRIDE", NULL, "it changes the precision of matrix products, so all bits")    \
     X("CUBLAS*", NULL, "settings of cuBLAS change its choice of kernels, so bits")                 \
     X("CUDA_LAUNCH_BLOCKING", NULL, "each launch would wait for the GPU")                          \
@@ -24,7 +24,7 @@
     X("CUDA_DEVICE_MAX_CONNECTIONS", "32",                                                         \
       "streams that share a queue of the GPU wait for one another's kernels, a channel's too")     \
     X("NCCL_SOCKET_RETRY_CNT", "12",                                                               \
-      "gives up on a peer within 8 s (default: a minute), inside the deadline of a generation")
+      "gives up on a peer sooner than by default (a minute); how soon was not measured")
 /* clang-format on */
 
 /* Several ranks on one GPU, for tests only: without these NCCL refuses two ranks on one device, or

@@ -4,7 +4,7 @@
  * health, and the driver's error reports (XIDs). The library belongs to the driver and is loaded
  * when asked for, by name; without a driver the answer is BL_ENOTBUILT with a text, which is no
  * fault. The prototypes and constants are NVML's public ones, written down here again because no
- * header of it need be there.
+ * header of it need be there; but for events and processes they were not compared with one yet.
  *
  * A call can stay away for seconds, and for ever where a GPU has fallen off its bus: a program with
  * a loop calls from a thread of its own. One thread at a time uses a handle.

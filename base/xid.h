@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * XIDs: the error reports of NVIDIA's driver, and what Belay does about each. The meanings, and
- * what NVIDIA's catalog says to do at once (restart the application, reset the GPU, restart the
- * machine), are those of "Xid Errors", https://docs.nvidia.com/deploy/xid-errors/ ("Analyzing Xid
- * errors with the Xid catalog"), and, for memory, of "NVIDIA GPU memory error management",
- * https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/. The choice of action is Belay's own:
+ * XIDs: the error reports of NVIDIA's driver, and what Belay is to do about each. Nothing acts on
+ * this table yet: the daemon does not watch for XIDs. Most meanings were written down without
+ * NVIDIA's catalog at hand and have to be compared with it before anything relies on them ("Xid
+ * Errors", https://docs.nvidia.com/deploy/xid-errors/). The choice of action is Belay's own:
  *
  *     catalog                        action
  *     nothing, informational         log
