@@ -106,7 +106,8 @@ struct kern_ops {
     void (*copy)(struct kern *k, void *to, const void *from, uint64_t bytes);
     void (*zero)(struct kern *k, void *to, uint64_t bytes);
     /* Copy-out on a queue of its own, behind all that was called before: later operations that only
-     * read `from` run beside it. Ends by publish_wait, which also waits for nothing else. */
+     * read `from` run beside it. Ends by publish_wait, which also waits for nothing else; it fails,
+     * too, where an operation called before publish could not be started since the last sync. */
     void (*publish)(struct kern *k, void *host, const void *from, uint64_t bytes);
     int (*publish_wait)(struct kern *k, struct bl_errmsg *msg);
     int (*publish_done)(struct kern *k); /* 1: publish_wait would return at once */

@@ -130,11 +130,11 @@ static void rank_close(struct alone_rank *a)
     train_rank_leave(&a->rank);
     comm_free(a->comm);
     a->comm = NULL;
+    train_report_close(&a->report);
+    train_rank_close(&a->rank); /* waits for what is still copied into a slot, and unlocks it */
     for (int i = 0; i < ALONE_SLOTS; i++) {
         bl_mem_free(a->slots[i], a->slot_bytes);
     }
-    train_report_close(&a->report);
-    train_rank_close(&a->rank);
 }
 
 static int rank_step(struct alone_rank *a, uint64_t step, struct bl_errmsg *msg)

@@ -240,6 +240,11 @@ static void engine_close(struct comm_engine *e)
         nccl_finalize(e);
     }
     nccl_guard_stop(e);
+    while (e->unjoined != NULL) {
+        struct comm_engine_group *g = e->unjoined;
+        e->unjoined = g->next;
+        free(g);
+    }
     for (uint32_t i = 0; i < e->channel_count; i++) {
         channel_close(&e->channels[i]);
     }
@@ -376,7 +381,8 @@ static int group_open(struct comm_engine *e, const uint32_t *ranks, uint32_t cou
         rc = group_join(g, &id, msg);
     }
     if (rc != 0) {
-        group_close(g);
+        g->next = e->unjoined;
+        e->unjoined = g;
         return rc;
     }
     *ret = g;

@@ -77,6 +77,7 @@ struct comm_engine_group {
     struct comm_engine *engine;
     ncclComm_t comm;
     uint32_t count, me;
+    struct comm_engine_group *next; /* of those that could not be joined */
 };
 
 struct comm_engine {
@@ -89,8 +90,9 @@ struct comm_engine {
     void *scratch;           /* COMM_ENGINE_SCRATCH_BYTES; NULL with one rank */
     struct nccl_channel *channels;
     uint32_t channel_count;
-    struct nccl_token *spare; /* to use again */
-    cudaEvent_t watched;      /* behind some call of the compute stream */
+    struct nccl_token *spare;           /* to use again */
+    struct comm_engine_group *unjoined; /* kept: NCCL may write to `comm` until all is aborted */
+    cudaEvent_t watched;                /* behind some call of the compute stream */
 
     pthread_mutex_t inside; /* held in every call of NCCL; guards the next two */
     ncclComm_t *comms;      /* all that are open or being opened */

@@ -213,7 +213,10 @@ void kern_cuda_zero(struct kern *k, void *to, uint64_t bytes)
 void kern_cuda_publish(struct kern *k, void *host, const void *from, uint64_t bytes)
 {
     struct kern_cuda *cuda = kern_cuda_of(k);
-    cudaError_t error = cudaEventRecord(cuda->made, cuda->compute);
+    cudaError_t error = cuda->failed; /* what was not launched is not in what would be copied */
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(cuda->made, cuda->compute);
+    }
     if (error == cudaSuccess) {
         error = cudaStreamWaitEvent(cuda->out, cuda->made, 0);
     }

@@ -359,6 +359,26 @@ static void test_copy_out_that_goes_wrong_is_told_by_publish_wait(void **state)
     gpusim_revive();
 }
 
+/* What was not launched is not in what is copied: a slot of it must not be sealed, and the sync
+ * that tells comes after the seal. */
+static void test_publish_behind_a_refused_launch_fails(void **state)
+{
+    (void)state;
+    static float out[COUNT];
+    struct bl_errmsg msg = {{0}};
+    struct kern *k = open_device(MIB);
+    float *x = kern_cuda_alloc(k, sizeof out);
+    kern_cuda_zero(k, x, sizeof out);
+    gpusim_fault_set("launch@1");
+    kern_cuda_scale(k, x, 3, COUNT);
+    kern_cuda_publish(k, out, x, sizeof out / 2);
+    kern_cuda_publish(k, out + COUNT / 2, x + COUNT / 2, sizeof out / 2);
+    assert_int_equal(kern_cuda_publish_wait(k, &msg), BL_EDEVICE);
+    assert_non_null(strstr(msg.text, "cudaErrorLaunchOutOfResources"));
+    assert_int_equal(kern_cuda_sync(k, NULL), BL_EDEVICE);
+    kern_cuda_close(k);
+}
+
 static int give_up(void *arg, struct bl_errmsg *msg)
 {
     uint32_t *left = arg;
@@ -407,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_refused_launch_is_told_by_the_sync_with_its_name),
         cmocka_unit_test(test_error_that_comes_late_is_told_with_a_name),
         cmocka_unit_test(test_copy_out_that_goes_wrong_is_told_by_publish_wait),
+        cmocka_unit_test(test_publish_behind_a_refused_launch_fails),
         cmocka_unit_test(test_wait_for_a_stuck_stream_can_be_given_up),
     };
     setenv("GPUSIM_MEMORY_MIB", MEMORY_MIB, 1);
